@@ -1,0 +1,47 @@
+# Everything runs inside .venv, which the first command makes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test check format bench clean
+
+help:
+	@echo "make demo    see speculative decoding at work"
+	@echo "make test    run all tests"
+	@echo "make check   ruff and mypy"
+	@echo "make format  let ruff fix what it can"
+	@echo "make bench   time the verification rules on this machine"
+	@echo "make clean   remove the environment"
+
+# $@ is touched last, so that an interrupted install starts again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Forerun needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "This Python cannot make environments. On Debian: apt install python3-venv"; exit 1; }
+	@echo "Setting up $(VENV) (once; about two minutes, most of it PyTorch)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/forerun demo
+
+test: $(READY)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(READY)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY)
+	@$(BIN)/python -m benchmarks.verification
+
+clean:
+	rm -rf $(VENV)
