@@ -1,0 +1,1 @@
+"""Which tree to draft. One builder per file; each file shows what it builds through `examples()`."""

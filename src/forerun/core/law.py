@@ -1,0 +1,214 @@
+"""The one place that turns logits into the law a token is drawn from.
+
+Target and drafter both come here with the same settings: a token's acceptance compares p with q *after* the
+request's transform, and a residual is never transformed again. Rows are independent: each has its own
+settings, and its penalties see its own context, the committed text and the drafted path that leads to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.core import exact
+from forerun.core.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class LawSettings:
+    """`SamplingParams` of R rows as columns of tensors, made once per request and step.
+
+    The plain booleans and numbers say what any row needs, known on the host, so that work nobody asked for
+    is not done and no device is asked about it.
+    """
+
+    temperature: Tensor  # [R, 1]; 0 for greedy rows
+    top_k: Tensor  # [R, 1]; 0 keeps all
+    top_p: Tensor  # [R, 1]
+    min_p: Tensor  # [R, 1]
+    repetition: Tensor  # [R, 1]
+    presence: Tensor  # [R, 1]
+    frequency: Tensor  # [R, 1]
+    bias_tokens: Tensor  # [R, K]; padded with token 0
+    bias_values: Tensor  # [R, K]; padded with 0.0
+    largest_bias_token: int  # -1 without any
+    penalises: bool
+    largest_top_k: int
+    truncates_mass: bool  # some row has top_p < 1
+    truncates_ratio: bool  # some row has min_p > 0
+    all_greedy: bool
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> LawSettings:
+        """One row for each of `params`."""
+        if not params:
+            raise ValueError("a law needs the settings of at least one row")
+
+        def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        longest = max(len(row.logit_bias) for row in params)
+        tokens = [list(row.logit_bias) + [0] * (longest - len(row.logit_bias)) for row in params]
+        values = [
+            [float(v) for v in row.logit_bias.values()] + [0.0] * (longest - len(row.logit_bias)) for row in params
+        ]
+        return cls(
+            temperature=column([row.temperature for row in params]),
+            top_k=column([row.top_k for row in params], torch.int64),
+            top_p=column([row.top_p for row in params]),
+            min_p=column([row.min_p for row in params]),
+            repetition=column([row.repetition_penalty for row in params]),
+            presence=column([row.presence_penalty for row in params]),
+            frequency=column([row.frequency_penalty for row in params]),
+            bias_tokens=torch.tensor(tokens, dtype=torch.int64, device=device).view(len(params), longest),
+            bias_values=torch.tensor(values, dtype=torch.float64, device=device).view(len(params), longest),
+            largest_bias_token=max((token for row in params for token in row.logit_bias), default=-1),
+            penalises=any(row.penalises for row in params),
+            largest_top_k=max(row.top_k for row in params),
+            truncates_mass=any(row.top_p < 1 for row in params),
+            truncates_ratio=any(row.min_p > 0 for row in params),
+            all_greedy=all(row.greedy for row in params),
+        )
+
+    def take(self, rows: Tensor) -> LawSettings:
+        """The settings of `rows` [R'], for instance one request's settings for each node of its tree."""
+        columns: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(self, **{name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)})
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the penalties of each row see: the committed text of its sequence and its own drafted path."""
+
+    prompt: Tensor  # [S, V] bool: the token occurs in the prompt of sequence s
+    output: Tensor  # [S, V] counts of committed output tokens
+    sequence: Tensor  # [R]: the sequence a row belongs to
+    path: Tensor  # [R, D]: drafted tokens between the root and the row's node, padded with -1
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Sequence[int]],
+        outputs: Sequence[Sequence[int]],
+        vocabulary: int,
+        sequence: Tensor,
+        path: Tensor,
+    ) -> Context:
+        """Count tokens from lists; the engine keeps these counts up to date instead."""
+        prompt = torch.zeros(len(prompts), vocabulary, dtype=torch.bool)
+        output = torch.zeros(len(outputs), vocabulary, dtype=torch.int64)
+        for row, tokens in enumerate(prompts):
+            prompt[row, list(tokens)] = True
+        for row, tokens in enumerate(outputs):
+            index = torch.tensor(list(tokens), dtype=torch.int64)
+            output[row].scatter_add_(0, index, torch.ones_like(index))
+        device = path.device
+        return cls(prompt.to(device), output.to(device), sequence, path)
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """[R, V] whether a token occurs anywhere, and how often it occurs in the output."""
+        counts = self.output[self.sequence]
+        drafted = self.path >= 0
+        counts = counts.scatter_add(1, self.path.clamp_min(0), drafted.to(counts.dtype))
+        return self.prompt[self.sequence] | (counts > 0), counts
+
+
+def law(logits: Tensor, settings: LawSettings, context: Context | None = None, mask: Tensor | None = None) -> Tensor:
+    """Logits [R, V] to probabilities [R, V], in float32 (float64 stays float64).
+
+    `mask` [R, V] comes from outside, from a grammar for instance: False forbids the token.
+    """
+    if logits.dim() != 2 or logits.shape[0] != settings.temperature.shape[0]:
+        raise ValueError(
+            f"logits of shape {tuple(logits.shape)} do not fit the settings of "
+            f"{settings.temperature.shape[0]} rows: one row of logits for each is needed"
+        )
+    if settings.largest_bias_token >= logits.shape[1]:
+        raise ValueError(
+            f"logit_bias names token {settings.largest_bias_token}, but the vocabulary ends at {logits.shape[1] - 1}"
+        )
+    scores = _scores(logits, settings, context, mask)
+    best, choice = scores.max(-1, keepdim=True)
+    _refuse_bad_rows(logits, best, mask)
+    if settings.all_greedy:
+        return torch.zeros_like(scores).scatter_(1, choice, 1.0)
+
+    greedy = settings.temperature == 0
+    temperature = settings.temperature.masked_fill(greedy, 1.0).to(scores.dtype)
+    scores = (scores - best) / temperature  # the largest is 0, so that no temperature overflows
+    if settings.largest_top_k > 0:
+        scores = _keep_top_k(scores, settings)
+    p = torch.softmax(scores, -1)
+    if settings.truncates_mass or settings.truncates_ratio:
+        p = _truncate(p, settings)
+    one_hot = torch.zeros_like(p).scatter_(1, choice, 1.0)
+    return torch.where(greedy, one_hot, p)
+
+
+def _scores(logits: Tensor, settings: LawSettings, context: Context | None, mask: Tensor | None) -> Tensor:
+    """Penalties, bias and mask, on logits."""
+    scores = logits if logits.dtype == torch.float64 else logits.to(torch.float32)
+    if settings.penalises:
+        if context is None:
+            raise ValueError("penalties need the context of each row: pass context=Context(...)")
+        seen, counts = context.seen()
+        repetition = settings.repetition.to(scores.dtype)
+        scaled = torch.where(scores > 0, scores / repetition, scores * repetition)
+        scores = torch.where(seen, scaled, scores)
+        presence = settings.presence.to(scores.dtype) * (counts > 0)
+        frequency = settings.frequency.to(scores.dtype) * counts
+        scores = scores - presence - frequency
+    if settings.bias_tokens.shape[1] > 0:
+        scores = scores.scatter_add(1, settings.bias_tokens, settings.bias_values.to(scores.dtype))
+    if mask is not None:
+        broken = torch.isnan(scores.max(-1, keepdim=True).values)  # a mask must not hide a NaN
+        scores = scores.masked_fill(~mask, -torch.inf).masked_fill(broken, torch.nan)
+    return scores
+
+
+def _refuse_bad_rows(logits: Tensor, best: Tensor, mask: Tensor | None) -> None:
+    """A NaN makes the row's maximum NaN, so R numbers tell about all of them."""
+    good = torch.isfinite(best[:, 0])
+    if bool(good.all()):
+        return
+    row = int((~good).nonzero()[0, 0])
+    if bool(torch.isnan(logits[row]).any()):
+        raise ValueError(f"the logits of row {row} hold NaN: the model's output is broken")
+    if mask is not None and not bool(mask[row].any()):
+        raise ValueError(f"the mask of row {row} is empty: it must allow at least one token")
+    if bool((logits[row] == torch.inf).any()):
+        raise ValueError(f"the logits of row {row} hold +infinity: the model's output is broken")
+    raise ValueError(f"row {row} has no token left: mask and logit_bias forbid every one")
+
+
+def _keep_top_k(scores: Tensor, settings: LawSettings) -> Tensor:
+    largest = min(settings.largest_top_k, scores.shape[1])
+    values = scores.topk(largest, -1).values
+    last = values.gather(1, (settings.top_k.clamp(1, largest) - 1))
+    keep = (scores >= last) | (settings.top_k == 0)
+    return scores.masked_fill(~keep, -torch.inf)
+
+
+def _truncate(p: Tensor, settings: LawSettings) -> Tensor:
+    """top_p, then min_p, then the sum is 1 again.
+
+    Both keep the tokens at or above a threshold, so tied tokens stand or fall together, and the cumulative
+    sums are exact: the same logits keep the same tokens in any batch.
+    """
+    threshold = torch.zeros_like(p[:, :1])
+    if settings.truncates_mass:
+        descending = p.sort(-1, descending=True).values
+        cumulative = exact.fixed(descending).cumsum(-1).to(torch.float64)
+        wanted = settings.top_p * cumulative[:, -1:]
+        last = (cumulative < wanted).sum(-1, keepdim=True).clamp_max(p.shape[1] - 1)
+        by_mass = descending.gather(1, last)
+        threshold = torch.where(settings.top_p < 1, by_mass, threshold)
+    if settings.truncates_ratio:
+        by_ratio = settings.min_p.to(p.dtype) * p.max(-1, keepdim=True).values
+        threshold = torch.maximum(threshold, by_ratio)
+    p = p.masked_fill(p < threshold, 0.0)
+    return p / p.sum(-1, keepdim=True)

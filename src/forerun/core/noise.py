@@ -1,0 +1,113 @@
+"""Counter-based noise: every number is a pure function of (seed, absolute position, purpose, index).
+
+Nothing is drawn in sequence, so the bits do not depend on the batch, on the order of work or on the device,
+and any single number can be made anywhere. That is what lets a drafter rank its candidates with the very
+noise that the target will use later (Gumbel coupling), and what makes a request reproducible inside any batch.
+
+The generator is SplitMix64 read at random places: `mix` is its output function, and a row's key is the
+seed, the position and the purpose mixed in one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from forerun.core import exact
+
+
+class Purpose(IntEnum):
+    """What a number is for. Two purposes never share a number."""
+
+    TOKEN = 1  # which token the target takes at a position; shared by drafter and target under coupling
+    FINAL = 2  # the token drawn where a walk ends, keyed by the position of that token
+    ACCEPT = 3  # accept or reject a draft, keyed by the position where the step starts
+    DRAFT = 4  # what the drafter draws, keyed by the position where the step starts
+
+
+def _signed(constant: int) -> int:
+    """Torch has no full uint64 arithmetic; int64 wraps to the same bits."""
+    return constant - (1 << 64) if constant >> 63 else constant
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+
+
+def mix(x: Tensor) -> Tensor:
+    """The output function of SplitMix64, on int64 [..]; the masks make the shifts logical ones."""
+    x = ((x >> 30).bitwise_and_((1 << 34) - 1)).bitwise_xor_(x).mul_(_FIRST)
+    x = ((x >> 27).bitwise_and_((1 << 37) - 1)).bitwise_xor_(x).mul_(_SECOND)
+    return ((x >> 31).bitwise_and_((1 << 33) - 1)).bitwise_xor_(x)
+
+
+def row_key(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+    """One 64-bit key per row from int64 seeds and positions (any shapes that broadcast)."""
+    key = mix(seeds + _GOLDEN)
+    key = mix(key ^ (positions * _GOLDEN))
+    return mix(key + int(purpose) * _GOLDEN)
+
+
+def _bits(key: Tensor, index: Tensor) -> Tensor:
+    """52 random bits for each (key, index)."""
+    return (mix(key + (index + 1) * _GOLDEN) >> 12).bitwise_and_((1 << 52) - 1)
+
+
+def uniform(key: Tensor, index: Tensor) -> Tensor:
+    """float64 on [0, 1): a multiple of 2^-52, so 0 can occur and 1 cannot."""
+    return _bits(key, index).to(torch.float64).mul_(2.0**-52)
+
+
+def exponential(key: Tensor, index: Tensor) -> Tensor:
+    """float64 standard exponentials, between 1e-16 and 37: −log of (bits + ½) · 2^-52."""
+    inside = _bits(key, index).to(torch.float64).add_(0.5).mul_(2.0**-52)
+    return exact.log(inside).neg_()
+
+
+def gumbel(key: Tensor, index: Tensor) -> Tensor:
+    """float32 standard Gumbel numbers, −log of the exponential of the same key and index.
+
+    argmax(log p + gumbel) and argmax(p / exponential) are the same token; the second form needs no
+    logarithm of p, whose last bit would depend on the device.
+    """
+    return exact.log(exponential(key, index)).neg_().to(torch.float32)
+
+
+_DRAWS_PER_NODE = 1 << 20
+
+
+@dataclass(frozen=True)
+class StepNoise:
+    """All the noise of one step, for a batch: `seeds` [B], and `starts` [B], the absolute position of the
+    first token this step decides (the root's position + 1).
+
+    Accept numbers are keyed by where the step starts, not by the node's position: block and traversal
+    verification look at drafts beyond the token where they stop, and the next step must not meet the same
+    numbers again at the same positions.
+    """
+
+    seeds: Tensor
+    starts: Tensor
+
+    def accept(self, nodes: Tensor, rank: int | Tensor = 0) -> Tensor:
+        """[B] uniforms for the `rank`-th draw at `nodes` [B]."""
+        key = row_key(self.seeds, self.starts, Purpose.ACCEPT)
+        return uniform(key, nodes * _DRAWS_PER_NODE + rank)
+
+    def final(self, depths: Tensor) -> Tensor:
+        """[B] uniforms for drawing the token that follows a node at `depths` [B]."""
+        return uniform(row_key(self.seeds, self.starts + depths, Purpose.FINAL), torch.zeros_like(depths))
+
+    def race(self, depths: Tensor, vocabulary: int) -> Tensor:
+        """[B, V] exponentials of the position after nodes at `depths` [B]: the token is argmax p / race."""
+        key = row_key(self.seeds, self.starts + depths, Purpose.TOKEN)
+        return exponential(key[:, None], torch.arange(vocabulary, device=key.device))
+
+    def draft(self, index: Tensor) -> Tensor:
+        """Uniforms for the drafter's own draws; `index` [B, ...] is any numbering of them."""
+        key = row_key(self.seeds, self.starts, Purpose.DRAFT)
+        return uniform(key.view(-1, *[1] * (index.dim() - 1)), index)

@@ -1,0 +1,80 @@
+"""What a request asks for: how its tokens are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+def _refuse(name: str, value: object, wanted: str) -> ValueError:
+    return ValueError(f"{name} is {value!r}: it must be {wanted}")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The sampling settings of one request. The same settings make the target's law p and the draft's q.
+
+    Order: penalties, logit_bias and the outside mask change the logits; then temperature, top_k, top_p, min_p.
+    """
+
+    temperature: float = 1.0
+    """0 takes the most likely token, 1 samples from the model's own law."""
+    top_k: int = 0
+    """Keep the k most likely tokens, and all that tie with the k-th. 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the most likely tokens that together hold at least this much probability, ties included."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the most likely one."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in the prompt or the output (CTRL)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token that the output already holds."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time the output holds it."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of the named token ids; -inf forbids a token."""
+    seed: int | None = None
+    """With a seed the text is the same whatever drafts it and whatever else runs."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "temperature",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise _refuse(name, value, "a finite number")
+        for name in ("top_k", *(["seed"] if self.seed is not None else [])):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise _refuse(name, value, "a whole number")
+        if self.temperature < 0:
+            raise _refuse("temperature", self.temperature, "0 (greedy) or more")
+        if self.top_k < 0:
+            raise _refuse("top_k", self.top_k, "0 (keep all) or more")
+        if not 0 < self.top_p <= 1:
+            raise _refuse("top_p", self.top_p, "above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise _refuse("min_p", self.min_p, "between 0 and 1")
+        if self.repetition_penalty <= 0:
+            raise _refuse("repetition_penalty", self.repetition_penalty, "above 0 (1 changes nothing)")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise _refuse("seed", self.seed, "between 0 and 2**63 - 1")
+        for token, bias in self.logit_bias.items():
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise _refuse("logit_bias", token, "keyed by token ids")
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
+                raise _refuse(f"logit_bias[{token}]", bias, "a number below infinity")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalises(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

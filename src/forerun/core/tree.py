@@ -1,0 +1,333 @@
+"""`DraftTree`: what a drafter proposes, for a batch of sequences, padded to one size.
+
+Node 0 is the root, the last committed token, whose key/value entries do not exist yet. Every other node is a
+drafted token. A parent comes before its child; padding comes as nodes without a parent.
+
+A *draw* is one sample of a child. Usually every node is drawn once. Where equal tokens were drawn twice, as
+happens with several independent drafts, they share a node (one row of the target's pass) and stay two draws:
+`children` lists draws, not nodes, or the verified law would change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.core.shape import TreeShape
+
+
+class Drawing(Enum):
+    """How the children of a node came about. The verification rule has to match it."""
+
+    FIXED = "fixed"
+    """A deterministic function of the context: top-k of a head, an n-gram, a retrieved text."""
+    IID = "iid"
+    """Independent samples of one law q per node."""
+    INDEPENDENT = "independent"
+    """Independent samples, each from a law of its own (several draft models)."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Samples of one law q per node, without replacement, in the order drawn."""
+
+    @property
+    def sampled(self) -> bool:
+        return self is not Drawing.FIXED
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """B trees of N nodes each. Build one with `build`, `chain`, `from_shape` or `from_paths`."""
+
+    tokens: Tensor  # [B, N]
+    parents: Tensor  # [B, N]; -1 for the root and for padding
+    depths: Tensor  # [B, N]; 0 for the root and for padding
+    positions: Tensor  # [B, N] absolute positions in the text
+    ancestors: Tensor  # [B, N, N] bool: [b, i, j] says that j lies on the path root..i; padding sees itself
+    drawing: Drawing
+    children: Tensor  # [B, N, K]: the node of the k-th draw at a node, in the order drawn; -1 for none
+    q: Tensor | None  # [B, R, V]: the laws that tokens were really drawn from; None where fixed
+    q_rows: Tensor | None  # [B, N, K]: the row of q behind each draw
+    max_depth: int  # bounds known on the host, so that loops need not ask the device:
+    max_draws: int  # no walk from the root meets more draws than this
+
+    @classmethod
+    def build(
+        cls,
+        tokens: Tensor,
+        parents: Tensor,
+        root_positions: Tensor,
+        drawing: Drawing,
+        *,
+        q: Tensor | None = None,
+        children: Tensor | None = None,
+        q_rows: Tensor | None = None,
+        max_depth: int | None = None,
+        max_draws: int | None = None,
+        width: int | None = None,
+        check: bool = True,
+    ) -> DraftTree:
+        """From tokens and parents [B, N] and the absolute positions [B] of the roots.
+
+        Without `children`, every node is one draw and siblings were drawn in node order. Without `q_rows`,
+        row i of q is the law behind the children of node i. `max_depth`, `max_draws` and `width` are bounds that
+        a caller on a device knows; left out, they are computed. `check=False` skips the checks that read the device.
+        """
+        if tokens.dim() != 2 or parents.shape != tokens.shape or root_positions.shape != tokens.shape[:1]:
+            raise ValueError(
+                f"tokens {tuple(tokens.shape)}, parents {tuple(parents.shape)} and root positions "
+                f"{tuple(root_positions.shape)} do not fit: they must be [B, N], [B, N] and [B]"
+            )
+        if check:
+            _refuse_bad_parents(parents)
+        ancestors = _ancestors(parents)
+        depths = ancestors.sum(-1) - 1
+        if max_depth is None:
+            max_depth = int(depths.max())
+        if children is None:
+            children = _children(parents, width)
+            max_draws = tokens.shape[1] - 1
+        if max_draws is None:
+            max_draws = max_depth * children.shape[2]
+        if drawing.sampled:
+            if q is None:
+                raise ValueError(f"a tree drawn {drawing.value} needs q, the laws its tokens were drawn from")
+            if q_rows is None:
+                nodes = torch.arange(tokens.shape[1], device=tokens.device)
+                q_rows = nodes[None, :, None].expand_as(children)
+            if check:
+                _refuse_bad_draws(tokens, parents, children, q, q_rows, drawing)
+        elif q is not None or q_rows is not None:
+            raise ValueError("a fixed tree has no q: its tokens were not sampled")
+        positions = root_positions[:, None] + depths
+        return cls(tokens, parents, depths, positions, ancestors, drawing, children, q, q_rows, max_depth, max_draws)
+
+    @classmethod
+    def chain(
+        cls,
+        tokens: Tensor,
+        root_positions: Tensor,
+        drawing: Drawing,
+        *,
+        q: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> DraftTree:
+        """A chain: tokens [B, 1 + γ] with the root first, q [B, γ, V], `lengths` [B] drafts where they differ."""
+        batch, size = tokens.shape
+        parents = torch.arange(-1, size - 1, device=tokens.device).expand(batch, size)
+        if lengths is not None:
+            drafts = torch.arange(size, device=tokens.device)
+            parents = torch.where(drafts <= lengths[:, None], parents, -1)
+        return cls.build(tokens, parents, root_positions, drawing, q=q, max_depth=size - 1, width=1)
+
+    @classmethod
+    def from_shape(
+        cls,
+        shape: TreeShape,
+        tokens: Tensor,
+        root_positions: Tensor,
+        drawing: Drawing,
+        *,
+        q: Tensor | None = None,
+        present: Tensor | None = None,
+    ) -> DraftTree:
+        """A shape filled with tokens [B, N]; `present` [B, N] is False where a drafter had no candidate left
+        (and then for everything below)."""
+        if tokens.dim() != 2 or tokens.shape[1] != shape.size:
+            raise ValueError(f"tokens {tuple(tokens.shape)} do not fit a shape of {shape.size} nodes")
+        parents = torch.tensor(shape.parents, device=tokens.device).expand(tokens.shape[0], -1)
+        if present is not None:
+            parents = torch.where(present, parents, -1)
+        return cls.build(tokens, parents, root_positions, drawing, q=q, max_depth=shape.depth, width=shape.width)
+
+    @classmethod
+    def from_paths(
+        cls,
+        roots: Sequence[int],
+        paths: Sequence[Sequence[Sequence[int]]],
+        root_positions: Tensor,
+        drawing: Drawing,
+        *,
+        q: Tensor | None = None,
+    ) -> DraftTree:
+        """Merge drafts that were made as texts: paths[b] lists the token paths drafted for sequence b.
+
+        Equal beginnings share nodes; for sampled paths each keeps its own draw. Row j·D + d of q [B, P·D, V]
+        is then the law behind token d of path j, where P is the largest number of paths and D the longest.
+        """
+        if drawing is Drawing.WITHOUT_REPLACEMENT:
+            raise ValueError("separate paths are not drawn without replacement: use iid, independent or fixed")
+        merged = [_merge(sequence, drawing.sampled) for sequence in paths]
+        size = 1 + max(len(tree.tokens) for tree in merged)
+        width = max((len(draws) for tree in merged for draws in tree.draws), default=0)
+        longest = max((len(path) for sequence in paths for path in sequence), default=0)
+        batch = len(roots)
+        tokens = torch.zeros(batch, size, dtype=torch.int64)
+        parents = torch.full((batch, size), -1)
+        children = torch.full((batch, size, width), -1)
+        q_rows = torch.zeros(batch, size, width, dtype=torch.int64)
+        for b, tree in enumerate(merged):
+            tokens[b, 0] = roots[b]
+            for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True), start=1):
+                tokens[b, node], parents[b, node] = token, parent
+            for node, draws in enumerate(tree.draws):
+                for rank, (child, path, depth) in enumerate(draws):
+                    children[b, node, rank] = child
+                    q_rows[b, node, rank] = path * longest + depth
+        device = root_positions.device
+        return cls.build(
+            tokens.to(device),
+            parents.to(device),
+            root_positions,
+            drawing,
+            q=q,
+            children=children.to(device),
+            q_rows=q_rows.to(device) if drawing.sampled else None,
+            max_depth=longest,
+            max_draws=max((sum(map(len, tree.draws)) for tree in merged), default=0),
+        )
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def size(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def width(self) -> int:
+        """The largest number of draws at one node."""
+        return self.children.shape[2]
+
+    @property
+    def present(self) -> Tensor:
+        """[B, N] False for padding."""
+        present = self.parents >= 0
+        present[:, 0] = True
+        return present
+
+    def paths(self) -> Tensor:
+        """[B, N, max_depth] the drafted tokens between the root and each node, in order, padded with -1."""
+        paths = self.tokens.new_full((self.batch, self.size, max(self.max_depth, 1)), -1)
+        node = torch.arange(self.size, device=self.tokens.device).expand(self.batch, -1)
+        for _ in range(self.max_depth):
+            depth = self.depths.gather(1, node)
+            drafted = (depth > 0)[..., None]
+            slot = (depth - 1).clamp_min(0)[..., None]
+            token = torch.where(drafted, self.tokens.gather(1, node)[..., None], paths.gather(2, slot))
+            paths.scatter_(2, slot, token)
+            node = self.parents.gather(1, node).clamp_min(0)
+        return paths[..., : self.max_depth]
+
+    def take(self, rows: Tensor) -> DraftTree:
+        """The trees of some sequences of the batch."""
+        columns: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(self, **{name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)})
+
+
+@dataclass(frozen=True)
+class _Merged:
+    tokens: list[int]  # of nodes 1, 2, …
+    parents: list[int]
+    draws: list[list[tuple[int, int, int]]]  # for each node: (child, path, depth) in the order drawn
+
+
+def _merge(paths: Sequence[Sequence[int]], keep_multiplicity: bool) -> _Merged:
+    """A trie of the paths, numbered level by level so that draws at a node come in the order of the paths."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    draws: list[list[tuple[int, int, int]]] = [[]]
+    known: dict[tuple[int, int], int] = {}  # (parent, token) → node
+    reached = [0] * len(paths)
+    for depth in range(max((len(path) for path in paths), default=0)):
+        for index, path in enumerate(paths):
+            if depth >= len(path):
+                continue
+            parent, token = reached[index], int(path[depth])
+            node = known.get((parent, token))
+            if node is None:
+                node = known[(parent, token)] = len(tokens) + 1
+                tokens.append(token)
+                parents.append(parent)
+                draws.append([])
+                draws[parent].append((node, index, depth))
+            elif keep_multiplicity:
+                draws[parent].append((node, index, depth))
+            reached[index] = node
+    return _Merged(tokens, parents, draws)
+
+
+def _ancestors(parents: Tensor) -> Tensor:
+    """Reachability by doubling: after k rounds every ancestor at distance below 2^k is known."""
+    size = parents.shape[1]
+    steps = torch.arange(size, device=parents.device)
+    reach = (steps[:, None] == steps) | (parents[..., None] == steps)  # self and parent
+    for _ in range((size - 1).bit_length()):
+        counts = reach.to(torch.float32)
+        reach = (counts @ counts) > 0
+    return reach
+
+
+def _children(parents: Tensor, width: int | None) -> Tensor:
+    """The table [B, N, K] of children in node order."""
+    batch, size = parents.shape
+    drafted = parents >= 0
+    siblings = (parents[:, :, None] == parents[:, None, :]) & drafted[:, None, :]
+    ranks = torch.tril(siblings, -1).sum(-1)  # elder siblings
+    if width is None:
+        width = int(torch.where(drafted, ranks + 1, 0).max())
+    # A column past the end takes the padding, so that nothing has to be selected.
+    table = parents.new_full((batch, size * (width + 1)), -1)
+    slot = torch.where(drafted, parents * (width + 1) + ranks, width)
+    nodes = torch.arange(size, device=parents.device).expand(batch, -1)
+    table.scatter_(1, slot, nodes)
+    return table.view(batch, size, width + 1)[:, :, :width].contiguous()
+
+
+def _refuse_bad_parents(parents: Tensor) -> None:
+    nodes = torch.arange(parents.shape[1], device=parents.device)
+    if bool((parents[:, 0] != -1).any()):
+        raise ValueError("node 0 is the root: its parent must be -1")
+    bad = (parents < -1) | (parents >= nodes)
+    if bool(bad.any()):
+        b, node = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"sequence {b}: node {node} has parent {int(parents[b, node])}, but a parent must come before its "
+            f"child (a cycle or a wrong order)"
+        )
+    orphan = (parents >= 1) & (parents.gather(1, parents.clamp_min(0)) < 0)
+    if bool(orphan.any()):
+        b, node = orphan.nonzero()[0].tolist()
+        raise ValueError(f"sequence {b}: the parent of node {node} is padding")
+
+
+def _refuse_bad_draws(
+    tokens: Tensor, parents: Tensor, children: Tensor, q: Tensor, q_rows: Tensor, drawing: Drawing
+) -> None:
+    if q.dim() != 3 or q.shape[0] != tokens.shape[0]:
+        raise ValueError(f"q {tuple(q.shape)} does not fit {tokens.shape[0]} sequences: it must be [B, R, V]")
+    if q_rows.shape != children.shape:
+        raise ValueError(f"q_rows {tuple(q_rows.shape)} must have the width of children {tuple(children.shape)}")
+    drawn = children >= 0
+    if bool((drawn & ((q_rows < 0) | (q_rows >= q.shape[1]))).any()):
+        raise ValueError(f"a draw names a row of q that is not there: q has {q.shape[1]} rows")
+    token = tokens.gather(1, children.clamp_min(0).flatten(1)).view_as(children)
+    if bool((drawn & ((token < 0) | (token >= q.shape[2]))).any()):
+        raise ValueError(f"a drafted token lies outside q's vocabulary of {q.shape[2]}")
+    if drawing is not Drawing.INDEPENDENT:
+        lone = torch.where(drawn, q_rows, q_rows[:, :, :1])
+        if bool((lone != lone[:, :, :1]).any()) and _laws_differ(q, q_rows, drawn):
+            raise ValueError(f"children drawn {drawing.value} must share one law: use 'independent' for several")
+
+
+def _laws_differ(q: Tensor, q_rows: Tensor, drawn: Tensor) -> bool:
+    """Whether draws at one node come from laws that are really different."""
+    batch, size, width = q_rows.shape
+    vocabulary = q.shape[2]
+    rows = torch.where(drawn, q_rows, q_rows[:, :, :1]).view(batch, -1, 1).expand(-1, -1, vocabulary)
+    laws = q.gather(1, rows).view(batch, size, width, vocabulary)
+    return bool((laws != laws[:, :, :1]).any())

@@ -1,0 +1,99 @@
+"""The batched side of verification: tensors, no loop over sequences or vocabulary, no host round trip on CUDA.
+
+Sequences advance at their own pace through loops over depth or over draws. On a CPU, where it costs nothing
+to look, a loop ends when the last sequence is done and row work is done for the sequences that need it; on
+other devices every round does the same work for all and masks decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.core.tree import DraftTree
+from forerun.core.verdict import Verdict
+
+
+def rows(p: Tensor, index: Tensor) -> Tensor:
+    """p [B, N, V] at one index per sequence [B] → [B, V]; a copy."""
+    return p[torch.arange(p.shape[0], device=p.device), index]
+
+
+def entries(p: Tensor, index: Tensor, tokens: Tensor) -> Tensor:
+    """Single probabilities p[b, index, token] in float64; index and tokens [B] or [B, K]."""
+    batch, size, vocabulary = p.shape
+    start = torch.arange(batch, device=p.device) * (size * vocabulary)
+    flat = start.view(-1, *[1] * (index.dim() - 1)) + index * vocabulary + tokens
+    return p.reshape(-1).take(flat).to(torch.float64)
+
+
+def finished(active: Tensor) -> bool:
+    """True when no sequence is active, where that can be known without waiting for a device."""
+    return active.device.type == "cpu" and not bool(active.any())
+
+
+def concerned(mask: Tensor) -> Tensor:
+    """The sequences to do row work for: those of `mask` [B] where looking is free, else all of them."""
+    if mask.device.type == "cpu":
+        return mask.nonzero().squeeze(1)
+    return torch.arange(mask.shape[0], device=mask.device)
+
+
+def put(state: Tensor, chosen: Tensor, mask: Tensor, new: Tensor) -> None:
+    """state[b] ← new for the sequences of `mask` [B], in place; `new` has one entry for each of `chosen`,
+    which is what `concerned(mask)` gave."""
+    if mask.device.type == "cpu":
+        state[chosen] = new
+    else:
+        wide = mask.view(-1, *[1] * (state.dim() - 1))
+        state.copy_(torch.where(wide, new, state))
+
+
+@dataclass
+class Walk:
+    """Where each sequence stands on its way from the root down."""
+
+    node: Tensor  # [B]
+    active: Tensor  # [B] bool
+    nodes: Tensor  # [B, D] accepted so far, padded with -1
+    lengths: Tensor  # [B]
+
+    @classmethod
+    def start(cls, tree: DraftTree) -> Walk:
+        zero = torch.zeros_like(tree.tokens[:, 0])
+        nodes = tree.tokens.new_full((tree.batch, tree.max_depth), -1)
+        return cls(zero, torch.ones_like(zero, dtype=torch.bool), nodes, zero)
+
+    def move(self, mask: Tensor, child: Tensor) -> None:
+        """The sequences of `mask` [B] accept `child` [B]."""
+        if self.nodes.shape[1] == 0:
+            return
+        slot = self.lengths.clamp_max(self.nodes.shape[1] - 1)[:, None]
+        kept = torch.where(mask[:, None], child[:, None], self.nodes.gather(1, slot))
+        self.nodes.scatter_(1, slot, kept)
+        self.node = torch.where(mask, child, self.node)
+        self.lengths = self.lengths + mask
+
+    def verdict(self, tokens: Tensor) -> Verdict:
+        return Verdict(self.nodes, self.lengths, tokens, self.node)
+
+
+def follow(tree: DraftTree, choose: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
+    """Walk while a child holds the target's token; `choose(nodes, depths)` → tokens, all [B]."""
+    walk = Walk.start(tree)
+    token = choose(walk.node, walk.lengths)
+    for _ in range(tree.max_depth):
+        children = rows(tree.children, walk.node)  # [B, K]
+        drafted = tree.tokens.gather(1, children.clamp_min(0))
+        match = (children >= 0) & (drafted == token[:, None])
+        walk.active = walk.active & match.any(-1)
+        if finished(walk.active):
+            break
+        # argmax of a boolean is its first True: the earliest draw
+        child = children.gather(1, match.to(torch.uint8).argmax(-1, keepdim=True)).squeeze(1)
+        walk.move(walk.active, child)
+        token = torch.where(walk.active, choose(walk.node, walk.lengths), token)
+    return walk.verdict(token)

@@ -1,0 +1,106 @@
+"""Recursive rejection of fixed children: the draft law is a point mass, so x is accepted with probability p(x)
+and a refusal leaves p without x.
+
+Nothing here depends on why a token was proposed, so any tree will do, also a pruned or reranked one: given the
+tree, every token comes out with its probability under p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.core import exact
+from forerun.core.tree import DraftTree
+from forerun.core.verdict import Verdict
+from forerun.verify.batched import concerned, entries, put, rows
+from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass
+from forerun.verify.rejection import Trial, reject_down
+from forerun.verify.rule import ANY_DRAWING, BatchNoise, VerificationRule
+
+
+def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
+    path: list[int] = []
+    node = 0
+    while True:
+        remainder, scale = p[node].copy(), 1.0  # p is remainder / scale: dividing is put off
+        moved = False
+        for k, drawn in enumerate(tree.children[node]):
+            x = tree.tokens[drawn.child]
+            if noise.accept(node, k) * scale < float(remainder[x]):  # u < p(x)
+                node, moved = drawn.child, True
+                path.append(node)
+                break
+            scale -= float(remainder[x])
+            remainder[x] = 0
+        if not moved:
+            if mass(remainder) == 0:  # only rounding leads here
+                remainder = p[node]
+            return PlainVerdict(tuple(path), draw(remainder, noise.final(len(path))))
+
+
+@dataclass
+class _FixedRemainder:
+    """p without the refused children of the node; `scale` is what it holds. The row is written at the end."""
+
+    tree: DraftTree
+    p: Tensor  # [B, N, V]
+    scale: Tensor  # [B] float64
+
+    def _left(self, trial: Trial) -> Tensor:
+        """p(x), or 0 where an elder sibling was the same token."""
+        tokens, refused = _elder(self.tree, trial.node, trial.rank)
+        again = (refused & (tokens == trial.token[:, None])).any(-1)
+        return entries(self.p, trial.node, trial.token).masked_fill(again, 0.0)
+
+    def accepts(self, trial: Trial) -> Tensor:
+        return trial.u * self.scale < self._left(trial)
+
+    def refuse(self, mask: Tensor, trial: Trial) -> None:
+        self.scale = torch.where(mask, self.scale - self._left(trial), self.scale)
+
+    def move(self, mask: Tensor) -> None:
+        self.scale = torch.where(mask, 1.0, self.scale)
+
+    def weights(self, node: Tensor, rank: Tensor) -> Tensor:
+        left = rows(self.p, node)
+        tokens, refused = _elder(self.tree, node, rank)
+        if tokens.shape[1]:
+            # What is not refused writes back the probability that is there.
+            kept = left.gather(1, tokens).masked_fill(_among(tokens, refused), 0.0)
+            left.scatter_(1, tokens, kept)
+        # Only rounding empties a remainder, and then `scale` is as small as rounding: p itself takes its place.
+        small = self.scale < 1e-4
+        chosen = concerned(small)
+        if chosen.numel():
+            empty = small[chosen] & (exact.mass(left[chosen]) <= 0)
+            put(left, chosen, small, torch.where(empty[:, None], self.p[chosen, node[chosen]], left[chosen]))
+        return left
+
+
+def _elder(tree: DraftTree, node: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens [B, K] of the draws at `node`, and which of them come before `rank`."""
+    children = rows(tree.children, node)
+    order = torch.arange(children.shape[1], device=children.device)
+    return tree.tokens.gather(1, children.clamp_min(0)), (children >= 0) & (order < rank[:, None])
+
+
+def _among(tokens: Tensor, refused: Tensor) -> Tensor:
+    """[B, K] whether a token equals any refused one."""
+    return ((tokens[:, :, None] == tokens[:, None, :]) & refused[:, None, :]).any(-1)
+
+
+def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
+    one = torch.ones(tree.batch, dtype=torch.float64, device=p.device)
+    return reject_down(tree, _FixedRemainder(tree, p, one), noise)
+
+
+RULE = VerificationRule(
+    name="recursive_fixed",
+    summary="accept each candidate with its probability under what is left of p",
+    drawings=ANY_DRAWING,
+    reference=reference,
+    verify=verify,
+)

@@ -1,0 +1,117 @@
+"""What a verification rule is, and which rule may verify which drafts.
+
+Losslessness belongs to the pair of a drawing and a rule, so the pair is checked once, when it is built, and a
+wrong one never reaches a request.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Protocol
+
+from torch import Tensor
+
+import forerun.verify
+from forerun.core.tree import DraftTree, Drawing
+from forerun.core.verdict import Verdict
+from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row
+
+ANY_DRAWING = frozenset(Drawing)
+
+
+class BatchNoise(Protocol):
+    """The noise of one step of B sequences; `StepNoise` is the one in use."""
+
+    def accept(self, nodes: Tensor, rank: int | Tensor = 0) -> Tensor: ...
+    def final(self, depths: Tensor) -> Tensor: ...
+    def race(self, depths: Tensor, vocabulary: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class VerificationRule:
+    """`reference` judges one sequence and reads like the paper; `verify` judges a batch on its device.
+    Both give the same verdict for the same noise."""
+
+    name: str
+    summary: str
+    drawings: frozenset[Drawing]
+    """The drawings under which the output has the target's law (for a lossy rule: those it accepts)."""
+    reference: Callable[[PlainTree, list[Row], PlainNoise], PlainVerdict]
+    verify: Callable[[DraftTree, Tensor, BatchNoise], Verdict]
+    lossless: bool = True
+    chain_only: bool = False
+    greedy_only: bool = False
+    """Only at temperature 0."""
+
+
+HELPERS = frozenset({"batched", "plain", "rejection", "rule"})
+"""Modules of this package that are not rules. Every other module must define RULE."""
+
+
+@cache
+def all_rules() -> dict[str, VerificationRule]:
+    """Every rule of this package by name, found by listing the folder."""
+    names = [module.name for module in pkgutil.iter_modules(forerun.verify.__path__)]
+    modules = [import_module(f"forerun.verify.{name}") for name in sorted(names) if name not in HELPERS]
+    return {module.RULE.name: module.RULE for module in modules}
+
+
+def why_not(rule: VerificationRule, drawing: Drawing, *, chain: bool, greedy: bool) -> str | None:
+    """The reason why `rule` must not verify such drafts, or None where it may."""
+    if rule.greedy_only and not greedy:
+        return f"{rule.name} follows the most likely token, which is the target's law at temperature 0 only"
+    if rule.chain_only and not chain:
+        return f"{rule.name} verifies chains, and these drafts branch"
+    one_draw = chain and drawing.sampled and any(d.sampled for d in rule.drawings)
+    if drawing not in rule.drawings and not one_draw:  # a single draw is i.i.d. and without replacement at once
+        fit = ", ".join(sorted(d.value for d in rule.drawings))
+        return f"{rule.name} keeps the target's law for drafts drawn {fit}, and these are drawn {drawing.value}"
+    return None
+
+
+def lossless_rules(drawing: Drawing, *, chain: bool, greedy: bool) -> list[str]:
+    """The names of the rules that keep the target's law for such drafts."""
+    return [
+        name
+        for name, rule in all_rules().items()
+        if rule.lossless and why_not(rule, drawing, chain=chain, greedy=greedy) is None
+    ]
+
+
+_STRONGEST = {
+    Drawing.FIXED: "recursive_fixed",
+    Drawing.IID: "recursive_iid",
+    Drawing.INDEPENDENT: "recursive_iid",
+    Drawing.WITHOUT_REPLACEMENT: "traversal",
+}
+
+
+def strongest_rule(drawing: Drawing, *, chain: bool, greedy: bool, seeded: bool) -> str:
+    """The rule to use where none is named: the coupling where a seed asks for reproducible text, else the
+    lossless rule that accepts most (`forerun rules --measure` shows it)."""
+    if greedy:
+        return "greedy"
+    if seeded:
+        return "gumbel"
+    if chain and drawing.sampled:
+        return "block"
+    return _STRONGEST[drawing]
+
+
+def pair(name: str, drawing: Drawing, *, chain: bool, greedy: bool) -> VerificationRule:
+    """The rule of that name, for drafts of that drawing; refused with the reason where it would be wrong.
+
+    A lossy rule is only ever had by its name.
+    """
+    rules = all_rules()
+    if name not in rules:
+        raise ValueError(f"there is no verification rule {name!r}: use one of {', '.join(rules)}")
+    reason = why_not(rules[name], drawing, chain=chain, greedy=greedy)
+    if reason is not None:
+        fit = ", ".join(lossless_rules(drawing, chain=chain, greedy=greedy))
+        raise ValueError(f"{reason}; lossless here: {fit}")
+    return rules[name]
