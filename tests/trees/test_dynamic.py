@@ -86,9 +86,7 @@ def test_by_hand() -> None:
 
 
 def test_siblings_are_ranked_by_confidence_and_equal_ones_as_they_came() -> None:
-    grown = expand_and_rerank(
-        torch.tensor([0]), fixed([3, 4, 5, 6], [0.1, 0.4, 0.1, 0.2]), width=1, depth=1, size=5
-    )
+    grown = expand_and_rerank(torch.tensor([0]), fixed([3, 4, 5, 6], [0.1, 0.4, 0.1, 0.2]), width=1, depth=1, size=5)
     assert grown.tokens.tolist() == [[0, 4, 6, 3, 5]]
 
 

@@ -36,9 +36,7 @@ def test_cartesian_refuses_an_empty_level(widths: list[int]) -> None:
 
 @settings(deadline=None)
 @given(tables, st.integers(1, 7))
-def test_greedy_finds_the_best_shape_when_accuracies_fall_with_rank(
-    table: list[list[float]], size: int
-) -> None:
+def test_greedy_finds_the_best_shape_when_accuracies_fall_with_rank(table: list[list[float]], size: int) -> None:
     table = [sorted(row, reverse=True) for row in table]
     built = greedy(table, size)
     possible = [
@@ -105,9 +103,7 @@ def test_zero_accuracy_ends_the_siblings() -> None:
 
 def test_expected_tokens_by_hand() -> None:
     table = [[0.6, 0.2], [0.5, 0.1]]
-    assert expected_tokens(cartesian([2, 2]), table) == pytest.approx(
-        1 + 0.6 + 0.2 + (0.6 + 0.2) * (0.5 + 0.1)
-    )
+    assert expected_tokens(cartesian([2, 2]), table) == pytest.approx(1 + 0.6 + 0.2 + (0.6 + 0.2) * (0.5 + 0.1))
     assert expected_tokens(cartesian([]), []) == 1
 
 

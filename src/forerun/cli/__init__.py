@@ -1,0 +1,1 @@
+"""The `forerun` command, one file per subcommand."""

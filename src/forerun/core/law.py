@@ -76,8 +76,9 @@ class LawSettings:
 
     def take(self, rows: Tensor) -> LawSettings:
         """The settings of `rows` [R'], for instance one request's settings for each node of its tree."""
-        columns: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        return replace(self, **{name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)})
+        columns = {item.name: getattr(self, item.name) for item in fields(self)}
+        picked: dict[str, Any] = {name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)}
+        return replace(self, **picked)
 
 
 @dataclass(frozen=True)

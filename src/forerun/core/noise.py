@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     FINAL = 2  # the token drawn where a walk ends, keyed by the position of that token
     ACCEPT = 3  # accept or reject a draft, keyed by the position where the step starts
     DRAFT = 4  # what the drafter draws, keyed by the position where the step starts
+    DRAFT_RACE = 5  # the same for draws without replacement
 
 
 def _signed(constant: int) -> int:
@@ -107,7 +108,13 @@ class StepNoise:
         key = row_key(self.seeds, self.starts + depths, Purpose.TOKEN)
         return exponential(key[:, None], torch.arange(vocabulary, device=key.device))
 
-    def draft(self, index: Tensor) -> Tensor:
-        """Uniforms for the drafter's own draws; `index` [B, ...] is any numbering of them."""
+    def draft(self, nodes: Tensor, count: int) -> Tensor:
+        """[B, count] uniforms for drawing children of `nodes` [B]."""
         key = row_key(self.seeds, self.starts, Purpose.DRAFT)
-        return uniform(key.view(-1, *[1] * (index.dim() - 1)), index)
+        ranks = torch.arange(count, device=key.device)
+        return uniform(key[:, None], nodes[:, None] * _DRAWS_PER_NODE + ranks)
+
+    def draft_race(self, nodes: Tensor, vocabulary: int) -> Tensor:
+        """[B, V] exponentials for drawing children of `nodes` [B] without replacement."""
+        key = mix(row_key(self.seeds, self.starts, Purpose.DRAFT_RACE) + nodes * _GOLDEN)
+        return exponential(key[:, None], torch.arange(vocabulary, device=key.device))

@@ -225,8 +225,9 @@ class DraftTree:
 
     def take(self, rows: Tensor) -> DraftTree:
         """The trees of some sequences of the batch."""
-        columns: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        return replace(self, **{name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)})
+        columns = {item.name: getattr(self, item.name) for item in fields(self)}
+        picked: dict[str, Any] = {name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)}
+        return replace(self, **picked)
 
 
 @dataclass(frozen=True)

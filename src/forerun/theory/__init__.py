@@ -1,0 +1,1 @@
+"""How much speculation gains, before anything is run: closed forms, simulation, planning."""

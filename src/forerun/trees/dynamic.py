@@ -7,7 +7,7 @@ float32.
 
 The shape depends on the tokens, so the children must be *fixed* (a function of the context, such as the
 drafter's top candidates). Sampling children and then pruning them by confidence would keep tokens that are no
-longer distributed as q, and no verification rule could make that lossless.
+longer distributed as q, and no rule that relies on q could make that lossless.
 
 Why the kept tree is connected. A confidence is at most 1, so V never grows along a path, in float32 too:
 rounding is monotone. It can stay equal (a confidence of 1, or one lost in rounding), and then the tie must go
@@ -86,9 +86,7 @@ def expand_and_rerank(
     """
     _check(width, depth, size)
     if root_tokens.dim() != 1:
-        raise ValueError(
-            f"root_tokens has shape {tuple(root_tokens.shape)}: give one token per sequence, [B]"
-        )
+        raise ValueError(f"root_tokens has shape {tuple(root_tokens.shape)}: give one token per sequence, [B]")
 
     root = root_tokens.to(torch.int64)[:, None]  # [B, 1]
     frontier = Frontier(
@@ -118,12 +116,7 @@ def _grow(frontier: Frontier, children: Children, first: int) -> Frontier:
     """
     tokens, confidences = children(frontier)
     B, F = frontier.nodes.shape
-    if (
-        tokens.shape != confidences.shape
-        or tokens.dim() != 3
-        or tokens.shape[:2] != (B, F)
-        or tokens.shape[2] < 1
-    ):
+    if tokens.shape != confidences.shape or tokens.dim() != 3 or tokens.shape[:2] != (B, F) or tokens.shape[2] < 1:
         raise ValueError(
             f"children returned tokens {tuple(tokens.shape)} and log confidences {tuple(confidences.shape)}: "
             f"both must be [{B}, {F}, C] with C ≥ 1; a candidate that does not exist has log confidence -inf"
@@ -167,9 +160,7 @@ def _rerank(levels: list[Frontier], size: int) -> Grown:
     """
     missing = max(0, size - sum(level.nodes.shape[1] for level in levels))
     pad = torch.nn.functional.pad
-    tokens = pad(
-        torch.cat([level.tokens for level in levels], dim=1), (0, missing), value=0
-    )  # [B, N], N ≥ size
+    tokens = pad(torch.cat([level.tokens for level in levels], dim=1), (0, missing), value=0)  # [B, N], N ≥ size
     parents = pad(torch.cat([level.parents for level in levels], dim=1), (0, missing), value=-1)
     log_values = pad(torch.cat([level.log_values for level in levels], dim=1), (0, missing), value=-math.inf)
 
@@ -237,9 +228,7 @@ def _float32(x: float) -> float:
 
 def _check(width: int, depth: int, size: int) -> None:
     if width < 1:
-        raise ValueError(
-            f"width is {width}: a level grows from at least 1 node; for no drafting give depth=0"
-        )
+        raise ValueError(f"width is {width}: a level grows from at least 1 node; for no drafting give depth=0")
     if depth < 0:
         raise ValueError(f"depth is {depth}: give the number of drafted levels, 0 for none")
     if size < 1:

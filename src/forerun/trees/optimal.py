@@ -95,9 +95,7 @@ class _Programme:
         self._split: list[NDArray[np.intp]] = [np.zeros((1, size + 1), dtype=np.intp)]
 
         nodes = np.arange(size + 1)
-        rest = (
-            nodes[:, None] - nodes[None, :]
-        )  # [m, y]: the m − y nodes of the b-th child; where < 1 there is none
+        rest = nodes[:, None] - nodes[None, :]  # [m, y]: the m − y nodes of the b-th child; where < 1 there is none
         for _ in range(min(depth, size - 1)):  # deeper than a chain of all nodes there is nothing
             below = self.best[-1]
             table = [alone]  # T[·, l, b] for b = 0, 1, ...
@@ -133,9 +131,7 @@ def _verify_times(verify_time: Callable[[int], float] | Mapping[int, float], siz
     for nodes in range(1, size + 1):
         if isinstance(verify_time, Mapping):
             if 1 not in verify_time:
-                raise ValueError(
-                    "verify_time has no entry for 1 node: measure plain decoding, the tree of one node"
-                )
+                raise ValueError("verify_time has no entry for 1 node: measure plain decoding, the tree of one node")
             measured = min((m for m in verify_time if m >= nodes), default=None)
             if measured is None:
                 times.append(math.inf)
@@ -144,9 +140,7 @@ def _verify_times(verify_time: Callable[[int], float] | Mapping[int, float], siz
         else:
             time = verify_time(nodes)
         if not (time > 0 and math.isfinite(time)):
-            raise ValueError(
-                f"verify_time of {nodes} nodes is {time}: give the seconds of the pass, more than 0"
-            )
+            raise ValueError(f"verify_time of {nodes} nodes is {time}: give the seconds of the pass, more than 0")
         times.append(float(time))
     return times
 

@@ -22,9 +22,7 @@ def cartesian(widths: Sequence[int]) -> TreeShape:
     """
     for depth, width in enumerate(widths):
         if width < 1:
-            raise ValueError(
-                f"widths[{depth}] is {width}: every level needs a width of at least 1; drop the level"
-            )
+            raise ValueError(f"widths[{depth}] is {width}: every level needs a width of at least 1; drop the level")
     levels = [list(product(*(range(width) for width in widths[:depth]))) for depth in range(len(widths) + 1)]
     return TreeShape.from_rank_paths(path for level in levels for path in level)
 
@@ -75,16 +73,12 @@ def expected_tokens(shape: TreeShape, accuracies: Sequence[Sequence[float]]) -> 
     """
     _check(accuracies)
     if shape.depth > len(accuracies):
-        raise ValueError(
-            f"the tree is {shape.depth} deep and accuracies has {len(accuracies)} rows: one per depth"
-        )
+        raise ValueError(f"the tree is {shape.depth} deep and accuracies has {len(accuracies)} rows: one per depth")
     probabilities = [1.0]
     for node, (depth, rank) in enumerate(zip(shape.depths[1:], shape.ranks[1:], strict=True), start=1):
         row = accuracies[depth - 1]
         if rank >= len(row):
-            raise ValueError(
-                f"node {node} has rank {rank} and accuracies[{depth - 1}] ends before: measure that rank"
-            )
+            raise ValueError(f"node {node} has rank {rank} and accuracies[{depth - 1}] ends before: measure that rank")
         probabilities.append(probabilities[shape.parents[node]] * row[rank])
     return sum(probabilities)
 
@@ -93,9 +87,7 @@ def _check(accuracies: Sequence[Sequence[float]]) -> None:
     for depth, row in enumerate(accuracies):
         for rank, accuracy in enumerate(row):
             if not 0 <= accuracy <= 1:  # also refuses NaN
-                raise ValueError(
-                    f"accuracies[{depth}][{rank}] is {accuracy}: give a probability between 0 and 1"
-                )
+                raise ValueError(f"accuracies[{depth}][{rank}] is {accuracy}: give a probability between 0 and 1")
 
 
 def examples() -> list[TreeShape]:

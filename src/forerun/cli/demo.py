@@ -1,0 +1,124 @@
+"""`forerun demo`: speculative decoding in ten seconds, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from forerun.cli.plan import EXAMPLE
+from forerun.cli.plan import show as show_plan
+from forerun.cli.simulate import FAMILY, grid_rows, grid_table, show_steps
+from forerun.theory import plot
+from forerun.theory.comparison import Conditions, compare_chain
+from forerun.theory.measurements import Measurements
+from forerun.theory.planner import recommend
+from forerun.trees.optimal import best_shape
+
+# (α, γ, tokens per pass as worked out by hand from (1 − α^{γ+1})/(1 − α))
+CHECKS = (
+    (0.5, 4, "1.9375"),
+    (0.7, 1, "1.7000"),
+    (0.7, 4, "2.7731"),
+    (0.7, 5, "2.9412"),
+    (0.7, 6, "3.0588"),
+    (0.9, 4, "4.0951"),
+    (0.95, 8, "7.3950"),
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a section of the demo may use: where to print, and where to leave files."""
+
+    console: Console
+    folder: Path
+
+
+def what_it_is(stage: Stage) -> None:
+    stage.console.print(
+        "A large model writes one token per pass, and a pass mostly waits for memory.\n"
+        "A cheap drafter guesses a few tokens ahead; [bold]one[/] pass checks all of them.\n"
+        "Right guesses stay, the first wrong one is corrected: same law, fewer passes."
+    )
+
+
+def a_few_passes(stage: Stage) -> None:
+    stage.console.print("Four guesses per pass, each right with chance 0.7:\n")
+    stage.console.print(show_steps(compare_chain(0.7, 4, Conditions())))
+
+
+def theory_and_simulation(stage: Stage) -> None:
+    """Each simulated mean should lie within about three standard errors of the closed form."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for title in ("α", "γ", "by hand", "closed form", "simulated", "off by", "speedup"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for alpha, gamma, by_hand in CHECKS:
+        result = compare_chain(alpha, gamma, Conditions(seed=1))
+        table.add_row(
+            f"{alpha:g}",
+            f"{gamma}",
+            by_hand,
+            f"[bold]{result.expected_tokens:.4f}[/]",
+            f"{result.simulation.mean:.4f} ± {result.simulation.standard_error:.4f}",
+            f"{result.deviation:+.1f} s.e." if result.deviation is not None else "",
+            f"{result.speedup:.2f}×",
+        )
+    stage.console.print("Tokens per target pass, E = (1 − α^(γ+1)) / (1 − α); draft cost 0.1.")
+    stage.console.print(table)
+
+
+def how_far_to_draft(stage: Stage) -> None:
+    rows = grid_rows([0.5, 0.7, 0.8, 0.9], [1, 2, 4, 8, 12], Conditions(rounds=10_000))
+    stage.console.print(grid_table(rows, draft_cost=0.1))
+    picture = stage.folder / "speedup.png"
+    try:
+        plot.draw_speedup(picture, FAMILY, draft_cost=0.1)
+    except plot.NoMatplotlibError as error:
+        stage.console.print(Text(f"No picture: {error}", style="yellow"))
+    else:
+        stage.console.print(Text.assemble("The same as a picture: ", (str(picture), "bold cyan")))
+
+
+def a_plan(stage: Stage) -> None:
+    stage.console.print("From measured times and acceptances, what to use (figures of `plan --example`):\n")
+    for recommendation in recommend(Measurements.from_dict(EXAMPLE), best_shape):
+        stage.console.print(show_plan(recommendation, alternatives=3))
+
+
+# A further section is one line here: its title, and a function of the stage.
+SECTIONS: tuple[tuple[str, Callable[[Stage], None]], ...] = (
+    ("Speculative decoding in three lines", what_it_is),
+    ("Eight target passes", a_few_passes),
+    ("Theory and simulation agree", theory_and_simulation),
+    ("How far ahead to draft", how_far_to_draft),
+    ("A plan for a machine", a_plan),
+)
+
+
+def demo(
+    *,
+    folder: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo"),
+) -> None:
+    """Speculative decoding in ten seconds: what it is, what it gains, and how it is planned. Needs no model.
+
+    [bold]Example[/]
+
+    [green]forerun demo[/]
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    stage = Stage(Console(highlight=False), folder)
+    for number, (title, section) in enumerate(SECTIONS, start=1):
+        stage.console.print()
+        stage.console.rule(f"[bold]{number}. {title}[/]", align="left", style="cyan")
+        stage.console.print()
+        section(stage)
+    stage.console.print()
+    stage.console.print("Next: [green]forerun simulate --help[/], [green]forerun plan --example > measurements.json[/]")

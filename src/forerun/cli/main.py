@@ -1,0 +1,97 @@
+"""The entry point: which commands there are, and what a user sees when something is wrong.
+
+A command raises `ValueError` for what a user can get wrong, and lets `OSError` pass. Both become one sentence
+on stderr and exit code 1; the options themselves are checked by typer, with exit code 2. Anything else is a
+bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import forerun
+from forerun.cli.demo import demo
+from forerun.cli.plan import plan
+from forerun.cli.simulate import simulate
+
+app = typer.Typer(
+    name="forerun",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# A new command is one line here; its docstring is its help.
+app.command()(simulate)
+app.command()(plan)
+app.command()(demo)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"forerun {forerun.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def forerun_command(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Language models that write faster without writing anything else."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; always ends in `SystemExit`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without ■ shows ?, and goes on
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has left (`forerun ... | head`). Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    raise SystemExit(code)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        app(args=arguments, prog_name="forerun")
+    except SystemExit as stop:  # typer's own way to end, also after Ctrl-C (130) and usage errors (2)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f" {error.filename}" if error.filename is not None else ""
+        _complain(f"cannot open{where}: {error.strerror or error}")
+        return 1
+    except ValueError as error:
+        _complain(str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _complain(message: str) -> None:
+    """One line on stderr; as `Text`, so that brackets in the message are not read as markup."""
+    line = " ".join(f"forerun: {message}".split())
+    Console(stderr=True, soft_wrap=True).print(Text(line, style="red"))
+
+
+if __name__ == "__main__":
+    main()

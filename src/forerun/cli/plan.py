@@ -1,0 +1,157 @@
+"""`forerun plan`: which drafter, draft length or tree to use on this machine, from measurements."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from forerun.theory.measurements import Measurements
+from forerun.theory.planner import Recommendation, Setting, at_batch, recommend
+from forerun.trees.optimal import best_shape
+
+# Invented, but of the right shape: at batch 1 a pass is bound by memory, so that more rows hardly cost more;
+# at batch 32 it is bound by arithmetic.
+EXAMPLE: dict[str, Any] = {
+    "target": {
+        "name": "example target",
+        "passes": [
+            {"batch": 1, "rows": [1, 2, 4, 8, 16, 32, 64], "ms": [20.0, 20.2, 20.6, 21.4, 23.5, 29.0, 44.0]},
+            {"batch": 8, "rows": [1, 2, 4, 8, 16, 32], "ms": [23.0, 25.0, 29.5, 40.0, 68.0, 127.0]},
+            {"batch": 32, "rows": [1, 2, 4, 8, 16], "ms": [40.0, 68.0, 126.0, 247.0, 490.0]},
+        ],
+    },
+    "drafters": [
+        {
+            "name": "small model",
+            "kind": "chain",
+            "acceptance": {"alpha": 0.75, "samples": 4000},
+            "step_ms": {"1": 3.0, "8": 3.4, "32": 5.0},
+        },
+        {
+            "name": "prompt lookup",
+            "kind": "chain",
+            "acceptance": {"by_depth": [0.38, 0.71, 0.8, 0.84], "samples": 2500},
+            "step_ms": 0.0,
+            "overhead_ms": 0.2,
+        },
+        {
+            "name": "tree head",
+            "kind": "tree",
+            "acceptance": {"by_rank": [0.62, 0.14, 0.06, 0.03], "samples": 4000},
+            "step_ms": {"1": 1.1, "8": 1.8, "32": 4.5},
+            "overhead_ms": 0.3,
+            "max_depth": 7,
+        },
+    ],
+}
+
+
+def plan(
+    measurements: Annotated[
+        str | None,
+        typer.Argument(help="A JSON file of measurements, or - for standard input.", show_default=False),
+    ] = None,
+    *,
+    batch: Annotated[int | None, typer.Option(help="Only this batch size.", show_default="all")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print sample measurements.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Which drafter, how long a draft or how large a tree: recommended from measured times and acceptances.
+
+    Says so where speculation would not pay. Nothing is assumed beyond the largest pass that was measured.
+
+    [bold]Examples[/]
+
+    A file to start from:  [green]forerun plan --example > measurements.json[/]
+
+    The plan:  [green]forerun plan measurements.json[/]
+
+    One load, for a script:  [green]forerun plan measurements.json --batch 8 --json[/]
+    """
+    if example:
+        typer.echo(json.dumps(EXAMPLE, indent=2))
+        return
+    if measurements is None:
+        raise ValueError("there are no measurements: name a file, or start from `forerun plan --example`")
+    measured = _read(measurements)
+    if batch is not None:
+        measured = at_batch(measured, batch)
+    with Console(stderr=True).status("Comparing settings"):
+        recommendations = recommend(measured, best_shape)
+    if as_json:
+        answer = {"target": measured.target, "recommendations": [_as_dict(each) for each in recommendations]}
+        typer.echo(json.dumps(answer, indent=2, allow_nan=False))
+        return
+    console = Console(highlight=False)
+    for recommendation in recommendations:
+        console.print(show(recommendation))
+
+
+def _read(source: str) -> Measurements:
+    data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    try:
+        return Measurements.from_json(data.decode())
+    except UnicodeDecodeError:
+        raise ValueError(f"{source} is not text: give JSON in UTF-8") from None
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+def _as_dict(recommendation: Recommendation) -> dict[str, Any]:
+    return {
+        "batch": recommendation.batch,
+        "speculate": recommendation.speculate,
+        "advice": recommendation.advice,
+        "best": _setting(recommendation.best),
+        "alternatives": [_setting(each) for each in recommendation.alternatives],
+    }
+
+
+def _setting(setting: Setting) -> dict[str, Any]:
+    return {
+        "drafter": setting.drafter,
+        "kind": setting.kind,
+        "rows": setting.rows,
+        "depth": setting.depth,
+        "tokens_per_pass": setting.tokens_per_pass,
+        "step_ms": setting.step_ms,
+        "speedup": setting.speedup,
+        "standard_error": setting.standard_error,
+        "parents": list(setting.shape.parents),
+    }
+
+
+def show(recommendation: Recommendation, alternatives: int = 7) -> RenderableType:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("", justify="right", style="dim")
+    table.add_column("drafter")
+    table.add_column("setting", no_wrap=True)
+    for title in ("tokens", "ms/step", "speedup"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for place, setting in enumerate((recommendation.best, *recommendation.alternatives[:alternatives]), 1):
+        error = f" ± {setting.standard_error:.3f}" if setting.standard_error else ""
+        table.add_row(
+            str(place),
+            setting.drafter,
+            setting.what,
+            f"{setting.tokens_per_pass:.2f}",
+            f"{setting.step_ms:.1f}",
+            f"{setting.speedup:.2f}×{error}",
+            style="bold green" if place == 1 else "",
+        )
+    colour = "green" if recommendation.speculate else "yellow"
+    return Panel(
+        Group(Text(recommendation.advice, style=f"bold {colour}"), table),
+        title=f"[bold]Batch size {recommendation.batch}[/]",
+        title_align="left",
+        border_style=colour,
+    )
