@@ -1,7 +1,8 @@
 """A world small enough to enumerate: a target and a drafter over a few tokens, and one exact step of the engine.
 
-Both are tables from the last token to weights, and both go through the real `law`. The pieces that real code gets
-wrong are methods, so that a test can plant a fault in one and see it caught.
+Both are tables of weights, looked up by the sum of all the tokens they have seen, so that one token too many in a
+cache changes what they say; and both go through the real `law`. The pieces that real code gets wrong are methods, so
+that a test can plant a fault in one and see it caught.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from forerun.core.tree import DraftTree, Drawing
 from forerun.verify.plain import PlainTree, PlainVerdict, Row
 from forerun.verify.rule import VerificationRule
 
-from .worlds import Branch, Key, World, all_outcomes
+from .worlds import Branch, Key, all_outcomes
 
 Text = tuple[int, ...]
-Weights = tuple[tuple[float, ...], ...]  # [last token][token]
+Weights = tuple[tuple[float, ...], ...]  # [sum of the tokens seen, modulo V][token]
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,16 @@ class State:
         return cls(prompt, prompt[:-1], prompt[:-1])
 
 
+@dataclass(frozen=True)
+class Step:
+    """One thing a step may do."""
+
+    probability: float
+    tokens: Text  # committed
+    target_entries: Text  # what its cache gains
+    drafter_entries: Text
+
+
 @dataclass
 class ToyEngine:
     pair: ToyPair
@@ -113,7 +124,7 @@ class ToyEngine:
     prompt: Text = (0,)
     mask: tuple[bool, ...] | None = None
     _laws: dict[tuple[str, Text, Text], Row] = field(default_factory=dict)
-    _steps: dict[State, list[tuple[float, State]]] = field(default_factory=dict)
+    _steps: dict[Text, list[Step]] = field(default_factory=dict)
 
     # --- the pieces that faults are planted in ---------------------------------------------------------
 
@@ -133,10 +144,10 @@ class ToyEngine:
         """What is left of a draft before it is verified: all of it."""
         return draft
 
-    def caches_after(self, state: State, tree: PlainTree, verdict: PlainVerdict) -> tuple[Text, Text]:
-        """What the caches hold after a step: the root and the accepted path joined."""
-        kept = (state.text[-1], *(tree.tokens[node] for node in verdict.path))
-        return (*state.target_cache, *kept), (*state.drafter_cache, *kept)
+    def entries_kept(self, tree: PlainTree, verdict: PlainVerdict) -> tuple[Text, Text]:
+        """What a step adds to the target's and to the drafter's cache: the root and the accepted path."""
+        kept = (tree.tokens[0], *(tree.tokens[node] for node in verdict.path))
+        return kept, kept
 
     def commit(self, sequence: Sequence, tokens: Text) -> None:
         sequence.commit(tokens)
@@ -147,17 +158,18 @@ class ToyEngine:
     # --- one exact step ------------------------------------------------------------------------------------
 
     def _law(self, which: str, seen: Text, path: Text) -> Row:
-        # Without penalties only the last token matters; then few laws serve all texts.
-        text = (*seen, *path)
-        key = (which, seen, path) if self.params.penalises else (which, (), text[-1:])
+        # Without penalties only the sum matters; then few laws serve all texts.
+        key = (which, seen, path) if self.params.penalises else (which, (), (self._sum((*seen, *path)),))
         if key not in self._laws:
             self._laws[key] = self._compute_law(which, seen, path)
         return self._laws[key]
 
+    def _sum(self, text: Text) -> int:
+        return sum(text) % self.pair.vocabulary
+
     def _compute_law(self, which: str, seen: Text, path: Text) -> Row:
         table: Weights = getattr(self.pair, which)
-        text = (*seen, *path)
-        weights = torch.tensor(table[text[-1]], dtype=torch.float64)
+        weights = torch.tensor(table[self._sum((*seen, *path))], dtype=torch.float64)
         allowed = torch.tensor(self.mask or (True,) * self.pair.vocabulary)
         allowed[[token for token, bias in self.params.logit_bias.items() if bias == -torch.inf]] = False
         if weights[allowed].sum() == 0:  # this table and these settings leave nothing: a law must have something
@@ -241,13 +253,16 @@ class ToyEngine:
         padding = np.zeros(self.pair.vocabulary)
         return [padding if path is None else self.target_law(seen, path) for path in paths]
 
-    def step(self, state: State) -> list[tuple[float, State]]:
-        """Every state one step may lead to, with its probability."""
-        if state not in self._steps:
-            self._steps[state] = list(self._step(state))
-        return self._steps[state]
+    def step(self, state: State) -> list[Step]:
+        """Everything one step may do, with its probability."""
+        root = state.text[-1]
+        sums = (self._sum((*state.target_cache, root)), self._sum((*state.drafter_cache, root)))
+        key = (*state.text, -1, *state.target_cache) if self.params.penalises else sums
+        if key not in self._steps:
+            self._steps[key] = list(self._step(state))
+        return self._steps[key]
 
-    def _step(self, state: State) -> Iterator[tuple[float, State]]:
+    def _step(self, state: State) -> Iterator[Step]:
         drafts = [draft for draft in self.drafts(state) if draft.probability > 0]
         tree = self.tree(drafts, len(state.text) - 1)
         replays: list[Replay] = []
@@ -256,16 +271,14 @@ class ToyEngine:
             plain = PlainTree.of(tree, b)
             p = self.target_rows(state, plain)
             rows.append(p)
-            for branch in all_outcomes(lambda world, t=plain, rows=p: self._judge(t, rows, world)):
+            for branch in all_outcomes(lambda world: self.rule.reference(plain, p, world)):  # noqa: B023
                 replays.append(Replay(b, branch))
-                verdict = branch.outcome
-                target_cache, drafter_cache = self.caches_after(state, plain, verdict)
-                text = (*state.text, *self.committed(plain, verdict))
-                yield draft.probability * branch.probability, State(text, target_cache, drafter_cache)
+                yield Step(
+                    draft.probability * branch.probability,
+                    self.committed(plain, branch.outcome),
+                    *self.entries_kept(plain, branch.outcome),
+                )
         self.compare(tree, torch.from_numpy(np.array(rows)), replays)
-
-    def _judge(self, tree: PlainTree, p: list[Row], world: World) -> PlainVerdict:
-        return self.rule.reference(tree, p, world)
 
     def compare(self, tree: DraftTree, p: Tensor, replays: list[Replay]) -> None:
         """The batched form must give every outcome of the reference, at the uniforms that lead there."""
@@ -287,17 +300,23 @@ class ToyEngine:
         open_states = {State.start(self.prompt): 1.0}
         law_of: dict[Text, float] = {}
         while open_states:
-            state, probability = open_states.popitem()
-            for chance, after in self.step(state):
-                if chance == 0:
-                    continue
+            # the shortest first, so that everything that leads to a state is there before it is left
+            state = min(open_states, key=lambda state: len(state.text))
+            probability = open_states.pop(state)
+            for step in self.step(state):
+                chance = probability * step.probability
                 sequence = Sequence(list(self.prompt), length, eos, output=list(state.text[len(self.prompt) :]))
-                self.commit(sequence, after.text[len(state.text) :])
+                self.commit(sequence, step.tokens)
                 output = tuple(sequence.output)
                 if sequence.finish_reason is not None:
-                    law_of[output] = law_of.get(output, 0.0) + probability * chance
-                else:
-                    open_states[after] = open_states.get(after, 0.0) + probability * chance
+                    law_of[output] = law_of.get(output, 0.0) + chance
+                    continue
+                after = State(
+                    (*self.prompt, *output),
+                    (*state.target_cache, *step.target_entries),
+                    (*state.drafter_cache, *step.drafter_entries),
+                )
+                open_states[after] = open_states.get(after, 0.0) + chance
         return law_of
 
     def law_of_plain_decoding(self, length: int, eos: frozenset[int] = frozenset()) -> dict[Text, float]:
@@ -312,6 +331,10 @@ class ToyEngine:
                     break
             law_of[text] = probability if len(text) < length else law_of.get(text, 0.0) + probability
         return {text: probability for text, probability in law_of.items() if probability > 0}
+
+    def tokens_per_step(self) -> float:
+        """How many tokens the first step commits on average."""
+        return sum(step.probability * len(step.tokens) for step in self.step(State.start(self.prompt)))
 
     def error(self, length: int, eos: frozenset[int] = frozenset()) -> float:
         """The largest difference between the two laws."""

@@ -16,7 +16,7 @@ Outcome = TypeVar("Outcome")
 Key = tuple[str, int, int]
 
 
-class NeedsRace(Exception):
+class NeedsRaceError(Exception):
     """The rule uses Gumbel noise: it is not enumerated but compared with plain sampling token for token."""
 
 
@@ -81,7 +81,7 @@ class World:
         return self._uniform(("final", depth, 0))
 
     def race(self, depth: int) -> NoReturn:
-        raise NeedsRace
+        raise NeedsRaceError
 
     @property
     def probability(self) -> float:
