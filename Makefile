@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench tables clean
 
 help:
 	@echo "make demo    see speculative decoding at work"
@@ -12,6 +12,7 @@ help:
 	@echo "make check   ruff and mypy"
 	@echo "make format  let ruff fix what it can"
 	@echo "make bench   time the verification rules on this machine"
+	@echo "make tables  write the tables of the documents from results/"
 	@echo "make clean   remove the environment"
 
 # $@ is touched last, so that an interrupted install starts again.
@@ -41,7 +42,11 @@ format: $(READY)
 	@$(BIN)/ruff format .
 
 bench: $(READY)
-	@$(BIN)/python -m benchmarks.verification
+	@$(BIN)/python -m benchmarks.verification --out results/verification-cpu.json
+	@$(BIN)/python -m benchmarks.tables
+
+tables: $(READY)
+	@$(BIN)/python -m benchmarks.tables
 
 clean:
 	rm -rf $(VENV)

@@ -60,6 +60,9 @@ class ConstantBatch:
     def final(self, depths: Tensor) -> Tensor:
         return torch.full(depths.shape, self.u, dtype=torch.float64)
 
+    def take(self, sequences: Tensor) -> ConstantBatch:
+        return self
+
     def race(self, depths: Tensor, vocabulary: int) -> Tensor:
         return torch.ones(depths.shape[0], vocabulary, dtype=torch.float64)
 

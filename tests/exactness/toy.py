@@ -409,6 +409,9 @@ class TableNoise:
     def final(self, depths: Tensor) -> Tensor:
         return self.finals.gather(1, depths[:, None]).squeeze(1)
 
+    def take(self, sequences: Tensor) -> TableNoise:
+        return TableNoise(self.accepts[sequences], self.finals[sequences])
+
     def race(self, depths: Tensor, vocabulary: int) -> Tensor:
         raise AssertionError("Gumbel noise is not enumerated")
 

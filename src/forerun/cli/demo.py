@@ -15,7 +15,7 @@ from rich.text import Text
 
 from forerun.cli.plan import EXAMPLE
 from forerun.cli.plan import show as show_plan
-from forerun.cli.simulate import FAMILY, grid_rows, grid_table, show_steps
+from forerun.cli.simulate import FAMILY, grid_rows, grid_table, progress, show_steps
 from forerun.theory import plot
 from forerun.theory.comparison import Conditions, compare_chain
 from forerun.theory.measurements import Measurements
@@ -87,6 +87,27 @@ def how_far_to_draft(stage: Stage) -> None:
         stage.console.print(Text.assemble("The same as a picture: ", (str(picture), "bold cyan")))
 
 
+def which_rule(stage: Stage) -> None:
+    from forerun.bench.rules import Settings, measure  # loads torch
+    from forerun.cli.rules import gains_table, tokens_table
+
+    settings = Settings(distances=(0.2, 0.4), vocabulary=500, samples=800)
+    with progress(settings.samples * len(settings.distances)) as advance:
+        measurement = measure(settings, advance)
+    stage.console.print(
+        "All of these keep the target's law; they differ in how much they accept.\n"
+        "Made-up laws of 500 tokens; TV is how far the drafter's are from the target's.\n"
+    )
+    stage.console.print(tokens_table(measurement, measurement.levels))
+    stage.console.print()
+    stage.console.print(gains_table(measurement))
+    stage.console.print(
+        "\n✓: by more than 3 standard errors. Judging a whole chain or tree beats judging\n"
+        "token by token; candidates ranked with the target's own noise beat the likeliest\n"
+        "ones by far. In full: [green]forerun rules --measure[/]"
+    )
+
+
 def a_plan(stage: Stage) -> None:
     stage.console.print("From measured times and acceptances, what to use (figures of `plan --example`):\n")
     for recommendation in recommend(Measurements.from_dict(EXAMPLE), best_shape):
@@ -99,6 +120,7 @@ SECTIONS: tuple[tuple[str, Callable[[Stage], None]], ...] = (
     ("Eight target passes", a_few_passes),
     ("Theory and simulation agree", theory_and_simulation),
     ("How far ahead to draft", how_far_to_draft),
+    ("Which rule accepts more", which_rule),
     ("A plan for a machine", a_plan),
 )
 

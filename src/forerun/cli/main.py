@@ -20,6 +20,7 @@ from rich.text import Text
 import forerun
 from forerun.cli.demo import demo
 from forerun.cli.plan import plan
+from forerun.cli.rules import rules
 from forerun.cli.simulate import simulate
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app = typer.Typer(
 # A new command is one line here; its docstring is its help.
 app.command()(simulate)
 app.command()(plan)
+app.command()(rules)
 app.command()(demo)
 
 

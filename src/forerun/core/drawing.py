@@ -15,7 +15,7 @@ ABSENT = -1
 
 
 def top_children(q: Tensor, count: int) -> Tensor:
-    """The `count` most likely tokens of each row: q [..., V] → [..., count]. A fixed drawing."""
+    """The `count` most likely tokens of each row: q [..., V] → [..., count]. A fixed drawing; ties in any order."""
     return _largest(q, count)
 
 

@@ -25,7 +25,7 @@ _LN2 = 0.6931471805599453
 
 
 def fixed(weights: Tensor) -> Tensor:
-    """Non-negative weights as integers. Scaling by a power of two is exact in any float type."""
+    """Non-negative weights as integers. Scaling by a power of two is exact in float32 and float64."""
     return (weights * UNIT).to(torch.int64)
 
 
@@ -37,8 +37,9 @@ def mass(weights: Tensor) -> Tensor:
 def draw(weights: Tensor, u: Tensor) -> Tensor:
     """For each row the token at quantile u of the law proportional to `weights`.
 
-    weights [..., V] need not be normalised; u [...] is float64 on [0, 1). The token is the first one whose
-    cumulative weight exceeds u times the total, so a token without weight is never drawn, not even at u = 0.
+    weights [..., V] need not be normalised, but must sum to less than 8, or counts pass 2^53; u [...] is float64
+    on [0, 1), at most 1 − 2^-52. The token is the first one whose cumulative weight exceeds u times the total, so a
+    token without weight is never drawn, not even at u = 0.
     Blocks of tokens are searched first: no cumulative sum over the whole vocabulary is written.
     """
     vocabulary = weights.shape[-1]
@@ -46,7 +47,7 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     padding = -vocabulary % _BLOCK
     if padding:
         counts = torch.nn.functional.pad(counts, (0, padding))
-    blocks = counts.view(*counts.shape[:-1], -1, _BLOCK)  # [..., blocks, 256]
+    blocks = counts.view(*counts.shape[:-1], counts.shape[-1] // _BLOCK, _BLOCK)  # [..., blocks, 256]
     sums = blocks.sum(-1)  # [..., blocks]
     ends = sums.cumsum(-1)
     # Uniforms are at most 1 − 2^-52, so the product stays below the total: the total's last place is worth at
@@ -59,6 +60,20 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     cumulative = start + inside.cumsum(-1)
     token = block * _BLOCK + (cumulative.to(torch.float64) <= level[..., None]).sum(-1)
     return token.clamp_max(vocabulary - 1)
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """The first maximum of each row [..., V], in two stages.
+
+    The maximum of a block is vectorised on a CPU, its index is not; so the index is looked for in one block only.
+    """
+    vocabulary = scores.shape[-1]
+    if vocabulary % _BLOCK:
+        scores = torch.nn.functional.pad(scores, (0, -vocabulary % _BLOCK), value=-torch.inf)
+    blocks = scores.view(*scores.shape[:-1], -1, _BLOCK)
+    block = blocks.amax(-1).argmax(-1)
+    inside = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, _BLOCK)).squeeze(-2)
+    return block * _BLOCK + inside.argmax(-1)
 
 
 def log(x: Tensor) -> Tensor:

@@ -100,6 +100,10 @@ class Context:
         path: Tensor,
     ) -> Context:
         """Count tokens from lists; the engine keeps these counts up to date instead."""
+        for name, texts in (("prompt", prompts), ("output", outputs)):
+            strays = [token for tokens in texts for token in tokens if not 0 <= token < vocabulary]
+            if strays:
+                raise ValueError(f"{name} token {strays[0]} is outside the vocabulary of {vocabulary}")
         prompt = torch.zeros(len(prompts), vocabulary, dtype=torch.bool)
         output = torch.zeros(len(outputs), vocabulary, dtype=torch.int64)
         for row, tokens in enumerate(prompts):
@@ -123,15 +127,7 @@ def law(logits: Tensor, settings: LawSettings, context: Context | None = None, m
 
     `mask` [R, V] comes from outside, from a grammar for instance: False forbids the token.
     """
-    if logits.dim() != 2 or logits.shape[0] != settings.temperature.shape[0]:
-        raise ValueError(
-            f"logits of shape {tuple(logits.shape)} do not fit the settings of "
-            f"{settings.temperature.shape[0]} rows: one row of logits for each is needed"
-        )
-    if settings.largest_bias_token >= logits.shape[1]:
-        raise ValueError(
-            f"logit_bias names token {settings.largest_bias_token}, but the vocabulary ends at {logits.shape[1] - 1}"
-        )
+    _refuse_misfits(logits, settings, context, mask)
     scores = _scores(logits, settings, context, mask)
     best, choice = scores.max(-1, keepdim=True)
     _refuse_bad_rows(logits, best, mask)
@@ -139,15 +135,47 @@ def law(logits: Tensor, settings: LawSettings, context: Context | None = None, m
         return torch.zeros_like(scores).scatter_(1, choice, 1.0)
 
     greedy = settings.temperature == 0
-    temperature = settings.temperature.masked_fill(greedy, 1.0).to(scores.dtype)
-    scores = (scores - best) / temperature  # the largest is 0, so that no temperature overflows
+    # The largest score becomes 0, so that no temperature overflows; one that this float type would round to 0 or to
+    # infinity would make 0/0 or -inf/inf of a row.
+    limits = torch.finfo(scores.dtype)
+    temperature = settings.temperature.masked_fill(greedy, 1.0).clamp(limits.tiny, limits.max).to(scores.dtype)
+    scores = (scores - best) / temperature
     if settings.largest_top_k > 0:
         scores = _keep_top_k(scores, settings)
     p = torch.softmax(scores, -1)
     if settings.truncates_mass or settings.truncates_ratio:
-        p = _truncate(p, settings)
+        # Softmax again instead of dividing by a sum: it is the same for a row in any batch, and rows that keep
+        # all their tokens keep their bits.
+        p = torch.softmax(scores.masked_fill(p < _threshold(p, settings), -torch.inf), -1)
     one_hot = torch.zeros_like(p).scatter_(1, choice, 1.0)
     return torch.where(greedy, one_hot, p)
+
+
+def _refuse_misfits(logits: Tensor, settings: LawSettings, context: Context | None, mask: Tensor | None) -> None:
+    """Shapes that would be broadcast: one row's context or mask silently used for all."""
+    rows = settings.temperature.shape[0]
+    if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] == 0:
+        raise ValueError(
+            f"logits of shape {tuple(logits.shape)} do not fit the settings of {rows} rows: "
+            f"one row of logits for each is needed"
+        )
+    if settings.largest_bias_token >= logits.shape[1]:
+        raise ValueError(
+            f"logit_bias names token {settings.largest_bias_token}, but the vocabulary ends at {logits.shape[1] - 1}"
+        )
+    if mask is not None and (mask.shape != logits.shape or mask.dtype != torch.bool):
+        raise ValueError(
+            f"the mask is {mask.dtype} of shape {tuple(mask.shape)}: it must be bool, of the logits' shape "
+            f"{tuple(logits.shape)}"
+        )
+    if context is not None and not (
+        context.sequence.shape == context.path.shape[:1] == (rows,)
+        and context.prompt.shape == context.output.shape == (context.prompt.shape[0], logits.shape[1])
+    ):
+        raise ValueError(
+            f"the context does not fit logits of shape {tuple(logits.shape)}: sequence and path need {rows} rows, "
+            f"prompt and output {logits.shape[1]} tokens"
+        )
 
 
 def _scores(logits: Tensor, settings: LawSettings, context: Context | None, mask: Tensor | None) -> Tensor:
@@ -166,7 +194,7 @@ def _scores(logits: Tensor, settings: LawSettings, context: Context | None, mask
     if settings.bias_tokens.shape[1] > 0:
         scores = scores.scatter_add(1, settings.bias_tokens, settings.bias_values.to(scores.dtype))
     if mask is not None:
-        broken = torch.isnan(scores.max(-1, keepdim=True).values)  # a mask must not hide a NaN
+        broken = ~(scores.max(-1, keepdim=True).values < torch.inf)  # a mask must not hide NaN or +infinity
         scores = scores.masked_fill(~mask, -torch.inf).masked_fill(broken, torch.nan)
     return scores
 
@@ -183,7 +211,9 @@ def _refuse_bad_rows(logits: Tensor, best: Tensor, mask: Tensor | None) -> None:
         raise ValueError(f"the mask of row {row} is empty: it must allow at least one token")
     if bool((logits[row] == torch.inf).any()):
         raise ValueError(f"the logits of row {row} hold +infinity: the model's output is broken")
-    raise ValueError(f"row {row} has no token left: mask and logit_bias forbid every one")
+    if bool(best[row, 0] == -torch.inf):
+        raise ValueError(f"row {row} has no token left: logits, mask and logit_bias forbid every one")
+    raise ValueError(f"the scores of row {row} overflow: a penalty or a logit_bias is too large")
 
 
 def _keep_top_k(scores: Tensor, settings: LawSettings) -> Tensor:
@@ -194,11 +224,11 @@ def _keep_top_k(scores: Tensor, settings: LawSettings) -> Tensor:
     return scores.masked_fill(~keep, -torch.inf)
 
 
-def _truncate(p: Tensor, settings: LawSettings) -> Tensor:
-    """top_p, then min_p, then the sum is 1 again.
+def _threshold(p: Tensor, settings: LawSettings) -> Tensor:
+    """[R, 1] the least probability that top_p and min_p keep.
 
-    Both keep the tokens at or above a threshold, so tied tokens stand or fall together, and the cumulative
-    sums are exact: the same logits keep the same tokens in any batch.
+    Both keep the tokens at or above it, so tied tokens stand or fall together, and the cumulative sums are
+    exact: the same logits keep the same tokens in any batch.
     """
     threshold = torch.zeros_like(p[:, :1])
     if settings.truncates_mass:
@@ -211,5 +241,4 @@ def _truncate(p: Tensor, settings: LawSettings) -> Tensor:
     if settings.truncates_ratio:
         by_ratio = settings.min_p.to(p.dtype) * p.max(-1, keepdim=True).values
         threshold = torch.maximum(threshold, by_ratio)
-    p = p.masked_fill(p < threshold, 0.0)
-    return p / p.sum(-1, keepdim=True)
+    return threshold

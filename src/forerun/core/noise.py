@@ -30,7 +30,9 @@ class Purpose(IntEnum):
 
 
 def _signed(constant: int) -> int:
-    """Torch has no full uint64 arithmetic; int64 wraps to the same bits."""
+    """Torch has no full uint64 arithmetic; int64 wraps to the same bits. Python's own numbers do not wrap, and torch
+    refuses one that needs more than 64 bits."""
+    constant %= 1 << 64
     return constant - (1 << 64) if constant >> 63 else constant
 
 
@@ -50,7 +52,7 @@ def row_key(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
     """One 64-bit key per row from int64 seeds and positions (any shapes that broadcast)."""
     key = mix(seeds + _GOLDEN)
     key = mix(key ^ (positions * _GOLDEN))
-    return mix(key + int(purpose) * _GOLDEN)
+    return mix(key + _signed(int(purpose) * _GOLDEN))
 
 
 def _bits(key: Tensor, index: Tensor) -> Tensor:
@@ -76,6 +78,34 @@ def gumbel(key: Tensor, index: Tensor) -> Tensor:
     logarithm of p, whose last bit would depend on the device.
     """
     return exact.log(exponential(key, index)).neg_().to(torch.float32)
+
+
+def first_arrival(p: Tensor, key: Tensor) -> Tensor:
+    """argmax p / exponential(key) for rows p [C, V] and keys [C]: token x arrives at the time E(x)/p(x), and the first
+    to arrive is a draw from p.
+
+    On a CPU the noise is what costs, so it is made only for tokens that may win: where top_k or top_p left few tokens,
+    for those; else the best of a few tokens arrives at some time t, and who is earlier has E < p·t. Since
+    E = −log U ≥ 1 − U, that takes 1 − U < p·t, which a handful fulfil, and only they need a logarithm.
+    """
+    tokens = torch.arange(p.shape[1], device=p.device)
+    if p.device.type != "cpu":
+        return exact.argmax(p / exponential(key[:, None], tokens))
+    possible = p > 0
+    if 8 * int(possible.sum()) > possible.numel():
+        few = torch.cat([tokens[:: max(1, p.shape[1] // 256)].expand(p.shape[0], -1), exact.argmax(p)[:, None]], 1)
+        t = (exponential(key[:, None], few) / p.gather(1, few)).amin(1, keepdim=True)  # [C, 1] float64
+        late = _bits(key[:, None], tokens).neg_().add_(1 << 52).to(p.dtype)  # (1 − U) · 2^52, within rounding
+        possible = late <= p * (t * (2.0**52 * 1.001)).to(p.dtype)  # the thousandth covers the rounding
+    row, token = possible.nonzero(as_tuple=True)
+    scores = p[row, token] / exponential(key[row], token)
+    # Into one short row each, in the order of tokens: the first of equals wins, as in argmax.
+    counts = possible.sum(1)
+    start = counts.cumsum(0) - counts
+    slot = torch.arange(row.shape[0]) - start[row]
+    table = scores.new_zeros(p.shape[0], int(counts.max()))
+    table[row, slot] = scores
+    return token[start + table.argmax(1)]
 
 
 _DRAWS_PER_NODE = 1 << 20
@@ -107,6 +137,14 @@ class StepNoise:
         """[B, V] exponentials of the position after nodes at `depths` [B]: the token is argmax p / race."""
         key = row_key(self.seeds, self.starts + depths, Purpose.TOKEN)
         return exponential(key[:, None], torch.arange(vocabulary, device=key.device))
+
+    def first_arrival(self, p: Tensor, depths: Tensor) -> Tensor:
+        """[B] the winners of that race, for p [B, V]."""
+        return first_arrival(p, row_key(self.seeds, self.starts + depths, Purpose.TOKEN))
+
+    def take(self, sequences: Tensor) -> StepNoise:
+        """The noise of some sequences of the batch."""
+        return StepNoise(self.seeds[sequences], self.starts[sequences])
 
     def draft(self, nodes: Tensor, count: int) -> Tensor:
         """[B, count] uniforms for drawing children of `nodes` [B]."""

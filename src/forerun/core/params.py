@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+_LARGEST = sys.float_info.max
+"""Compared with this, NaN, infinity and whole numbers too long for a float all fail."""
 
 
 def _refuse(name: str, value: object, wanted: str) -> ValueError:
@@ -47,7 +51,7 @@ class SamplingParams:
             "frequency_penalty",
         ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
                 raise _refuse(name, value, "a finite number")
         for name in ("top_k", *(["seed"] if self.seed is not None else [])):
             value = getattr(self, name)
@@ -55,8 +59,8 @@ class SamplingParams:
                 raise _refuse(name, value, "a whole number")
         if self.temperature < 0:
             raise _refuse("temperature", self.temperature, "0 (greedy) or more")
-        if self.top_k < 0:
-            raise _refuse("top_k", self.top_k, "0 (keep all) or more")
+        if not 0 <= self.top_k < 2**63:
+            raise _refuse("top_k", self.top_k, "0 (keep all) or more, and below 2**63")
         if not 0 < self.top_p <= 1:
             raise _refuse("top_p", self.top_p, "above 0 and at most 1")
         if not 0 <= self.min_p <= 1:
@@ -68,7 +72,8 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise _refuse("logit_bias", token, "keyed by token ids")
-            if isinstance(bias, bool) or not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
+            number = isinstance(bias, int | float) and not isinstance(bias, bool)
+            if not (number and (bias == -math.inf or abs(bias) <= _LARGEST)):
                 raise _refuse(f"logit_bias[{token}]", bias, "a number below infinity")
 
     @property

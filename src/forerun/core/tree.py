@@ -76,10 +76,11 @@ class DraftTree:
         row i of q is the law behind the children of node i. `max_depth`, `max_draws` and `width` are bounds that
         a caller on a device knows; left out, they are computed. `check=False` skips the checks that read the device.
         """
-        if tokens.dim() != 2 or parents.shape != tokens.shape or root_positions.shape != tokens.shape[:1]:
+        fit = parents.shape == tokens.shape and root_positions.shape == tokens.shape[:1]
+        if tokens.dim() != 2 or tokens.shape[1] == 0 or not fit:
             raise ValueError(
                 f"tokens {tuple(tokens.shape)}, parents {tuple(parents.shape)} and root positions "
-                f"{tuple(root_positions.shape)} do not fit: they must be [B, N], [B, N] and [B]"
+                f"{tuple(root_positions.shape)} do not fit: they must be [B, N], [B, N] and [B], N ≥ 1"
             )
         if check:
             _refuse_bad_parents(parents)
@@ -87,9 +88,15 @@ class DraftTree:
         depths = ancestors.sum(-1) - 1
         if max_depth is None:
             max_depth = int(depths.max())
+        elif check and bool((depths > max_depth).any()):
+            raise ValueError(f"max_depth is {max_depth}, but the tree is {int(depths.max())} deep")
         if children is None:
             children = _children(parents, width)
             max_draws = tokens.shape[1] - 1
+            if check and bool(((children >= 0).sum((1, 2)) != (parents >= 0).sum(1)).any()):
+                raise ValueError(f"width is {width}, but a node has more children")
+        elif check:
+            _refuse_bad_children(parents, children)
         if max_draws is None:
             max_draws = max_depth * children.shape[2]
         if drawing.sampled:
@@ -116,9 +123,13 @@ class DraftTree:
         lengths: Tensor | None = None,
     ) -> DraftTree:
         """A chain: tokens [B, 1 + γ] with the root first, q [B, γ, V], `lengths` [B] drafts where they differ."""
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens {tuple(tokens.shape)} are no chains: they must be [B, 1 + γ]")
         batch, size = tokens.shape
         parents = torch.arange(-1, size - 1, device=tokens.device).expand(batch, size)
         if lengths is not None:
+            if lengths.shape != (batch,) or bool(((lengths < 0) | (lengths >= size)).any()):
+                raise ValueError(f"lengths must be [B], between 0 and the {size - 1} drafts there are")
             drafts = torch.arange(size, device=tokens.device)
             parents = torch.where(drafts <= lengths[:, None], parents, -1)
         return cls.build(tokens, parents, root_positions, drawing, q=q, max_depth=size - 1, width=1)
@@ -140,6 +151,8 @@ class DraftTree:
             raise ValueError(f"tokens {tuple(tokens.shape)} do not fit a shape of {shape.size} nodes")
         parents = torch.tensor(shape.parents, device=tokens.device).expand(tokens.shape[0], -1)
         if present is not None:
+            if present.shape != tokens.shape:
+                raise ValueError(f"present {tuple(present.shape)} does not fit tokens {tuple(tokens.shape)}")
             parents = torch.where(present, parents, -1)
         return cls.build(tokens, parents, root_positions, drawing, q=q, max_depth=shape.depth, width=shape.width)
 
@@ -160,6 +173,11 @@ class DraftTree:
         """
         if drawing is Drawing.WITHOUT_REPLACEMENT:
             raise ValueError("separate paths are not drawn without replacement: use iid, independent or fixed")
+        if not len(roots) == len(paths) == len(root_positions) > 0:
+            raise ValueError(
+                f"{len(roots)} roots, paths for {len(paths)} sequences and {len(root_positions)} root positions: "
+                f"one of each is needed for every sequence"
+            )
         merged = [_merge(sequence, drawing.sampled) for sequence in paths]
         size = 1 + max(len(tree.tokens) for tree in merged)
         width = max((len(draws) for tree in merged for draws in tree.draws), default=0)
@@ -306,6 +324,20 @@ def _refuse_bad_parents(parents: Tensor) -> None:
         raise ValueError(f"sequence {b}: the parent of node {node} is padding")
 
 
+def _refuse_bad_children(parents: Tensor, children: Tensor) -> None:
+    nodes = torch.arange(parents.shape[1], device=parents.device)
+    if children.dim() != 3 or children.shape[:2] != parents.shape:
+        raise ValueError(f"children {tuple(children.shape)} do not fit {nodes.numel()} nodes: they must be [B, N, K]")
+    inside = children.clamp(0, nodes.numel() - 1)
+    mothers = parents.gather(1, inside.flatten(1)).view_as(children)
+    bad = (children != -1) & ((children != inside) | (mothers != nodes[:, None]))
+    if bool(bad.any()):
+        b, node, rank = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"sequence {b}: node {int(children[b, node, rank])} is listed as a child of {node} but is none"
+        )
+
+
 def _refuse_bad_draws(
     tokens: Tensor, parents: Tensor, children: Tensor, q: Tensor, q_rows: Tensor, drawing: Drawing
 ) -> None:
@@ -319,16 +351,22 @@ def _refuse_bad_draws(
     token = tokens.gather(1, children.clamp_min(0).flatten(1)).view_as(children)
     if bool((drawn & ((token < 0) | (token >= q.shape[2]))).any()):
         raise ValueError(f"a drafted token lies outside q's vocabulary of {q.shape[2]}")
-    if drawing is not Drawing.INDEPENDENT:
-        lone = torch.where(drawn, q_rows, q_rows[:, :, :1])
-        if bool((lone != lone[:, :, :1]).any()) and _laws_differ(q, q_rows, drawn):
+    if drawing is not Drawing.INDEPENDENT and children.shape[2] > 0:
+        rows = _or_first(q_rows, drawn)
+        if bool((rows != rows[:, :, :1]).any()) and _laws_differ(q, rows):
             raise ValueError(f"children drawn {drawing.value} must share one law: use 'independent' for several")
 
 
-def _laws_differ(q: Tensor, q_rows: Tensor, drawn: Tensor) -> bool:
+def _or_first(q_rows: Tensor, drawn: Tensor) -> Tensor:
+    """q_rows with the row of the node's first real draw where nothing was drawn, and 0 where nothing ever was."""
+    first = drawn.to(torch.int64).argmax(-1, keepdim=True)
+    row = torch.where(drawn.any(-1, keepdim=True), q_rows.gather(-1, first), 0)
+    return torch.where(drawn, q_rows, row)
+
+
+def _laws_differ(q: Tensor, rows: Tensor) -> bool:
     """Whether draws at one node come from laws that are really different."""
-    batch, size, width = q_rows.shape
+    batch, size, width = rows.shape
     vocabulary = q.shape[2]
-    rows = torch.where(drawn, q_rows, q_rows[:, :, :1]).view(batch, -1, 1).expand(-1, -1, vocabulary)
-    laws = q.gather(1, rows).view(batch, size, width, vocabulary)
+    laws = q.gather(1, rows.view(batch, -1, 1).expand(-1, -1, vocabulary)).view(batch, size, width, vocabulary)
     return bool((laws != laws[:, :, :1]).any())

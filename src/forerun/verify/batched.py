@@ -30,6 +30,11 @@ def entries(p: Tensor, index: Tensor, tokens: Tensor) -> Tensor:
     return p.reshape(-1).take(flat).to(torch.float64)
 
 
+def bare(tree: DraftTree) -> bool:
+    """Whether nothing can have been drafted, as far as shapes tell: plain decoding."""
+    return tree.width == 0 or (tree.q is not None and tree.q.shape[1] == 0)
+
+
 def finished(active: Tensor) -> bool:
     """True when no sequence is active, where that can be known without waiting for a device."""
     return active.device.type == "cpu" and not bool(active.any())
@@ -50,6 +55,16 @@ def put(state: Tensor, chosen: Tensor, mask: Tensor, new: Tensor) -> None:
     else:
         wide = mask.view(-1, *[1] * (state.dim() - 1))
         state.copy_(torch.where(wide, new, state))
+
+
+def drop_elder(q: Tensor, tree: DraftTree, sequences: Tensor, nodes: Tensor, rank: Tensor) -> None:
+    """q [C, V] ← 0 at the tokens of the draws before `rank` at `nodes`, in place; all others [C]."""
+    siblings = tree.children[sequences, nodes]  # [C, K]
+    order = torch.arange(siblings.shape[1], device=q.device)
+    elder = (siblings >= 0) & (order < rank[:, None])
+    tokens = tree.tokens[sequences].gather(1, siblings.clamp_min(0))
+    # The smallest of all that is written to a token wins: padding names tokens too, and must not bring one back.
+    q.scatter_reduce_(1, tokens, torch.zeros_like(tokens, dtype=q.dtype).masked_fill(~elder, torch.inf), "amin")
 
 
 @dataclass
@@ -81,11 +96,15 @@ class Walk:
         return Verdict(self.nodes, self.lengths, tokens, self.node)
 
 
-def follow(tree: DraftTree, choose: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
-    """Walk while a child holds the target's token; `choose(nodes, depths)` → tokens, all [B]."""
+def follow(tree: DraftTree, choose: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Verdict:
+    """Walk while a child holds the target's token. `choose(sequences, nodes, depths)` → tokens, all [C]."""
     walk = Walk.start(tree)
-    token = choose(walk.node, walk.lengths)
-    for _ in range(tree.max_depth):
+    token = torch.zeros_like(walk.node)
+    for depth in range(tree.max_depth + 1):
+        chosen = concerned(walk.active)
+        put(token, chosen, walk.active, choose(chosen, walk.node[chosen], walk.lengths[chosen]))
+        if depth == tree.max_depth:
+            break
         children = rows(tree.children, walk.node)  # [B, K]
         drafted = tree.tokens.gather(1, children.clamp_min(0))
         match = (children >= 0) & (drafted == token[:, None])
@@ -95,5 +114,4 @@ def follow(tree: DraftTree, choose: Callable[[Tensor, Tensor], Tensor]) -> Verdi
         # argmax of a boolean is its first True: the earliest draw
         child = children.gather(1, match.to(torch.uint8).argmax(-1, keepdim=True)).squeeze(1)
         walk.move(walk.active, child)
-        token = torch.where(walk.active, choose(walk.node, walk.lengths), token)
     return walk.verdict(token)

@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree, Drawing
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import Walk, concerned, entries, finished, put, rows
+from forerun.verify.batched import Walk, bare, concerned, entries, finished, put, rows
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
 from forerun.verify.rule import BatchNoise, VerificationRule
 
@@ -26,7 +26,7 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
     while tree.children[node]:
         drawn = tree.children[node][0]
         x, q = tree.tokens[drawn.child], tree.law(drawn)
-        r = min(1.0, r * float(p[node][x]) / float(q[x]))
+        r = min(1.0, r * float(p[node][x]) / float(q[x])) if q[x] > 0 else 0.0
         node = drawn.child
         path.append(node)
         ratio.append(r)
@@ -53,6 +53,8 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
     assert tree.q is not None, "only sampled trees have q"
     assert tree.q_rows is not None, "only sampled trees have q"
     walk = Walk.start(tree)
+    if bare(tree):
+        return walk.verdict(exact.draw(rows(p, walk.node), noise.final(walk.lengths)))
     r = torch.ones(tree.batch, dtype=torch.float64, device=p.device)
     # Where each sequence would stop: the node, the ratio there, and how many drafts that accepts.
     stop, stop_r, length = walk.node, r, walk.lengths
@@ -64,8 +66,9 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
         child = child.clamp_min(0)
         token = tree.tokens.gather(1, child[:, None]).squeeze(1)
         q_row = rows(tree.q_rows, walk.node)[:, 0]
-        ratio = r * entries(p, walk.node, token) / entries(tree.q, q_row, token)
-        r = torch.where(walk.active, ratio.clamp_max(1.0), r)
+        q_x = entries(tree.q, q_row, token)
+        ratio = torch.where(q_x > 0, (r * entries(p, walk.node, token) / q_x).clamp_max(1.0), 0.0)
+        r = torch.where(walk.active, ratio, r)
         walk.move(walk.active, child)
         inner = rows(tree.children, walk.node)[:, 0] >= 0
         h = r.clone()  # the end of the chain
@@ -76,7 +79,7 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
         stop_r = torch.where(accepted, r, stop_r)
         length = torch.where(accepted, walk.lengths, length)
     weights = rows(p, stop)
-    inner = rows(tree.children, stop)[:, 0] >= 0 if tree.width else torch.zeros_like(walk.active)
+    inner = rows(tree.children, stop)[:, 0] >= 0
     left, residual, chosen = _residuals(tree, p, stop, stop_r, inner)
     if chosen.numel():
         put(weights, chosen, inner, torch.where((left[chosen] > 0)[:, None], residual, weights[chosen]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from forerun.core import exact
 from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify import batched, plain
@@ -17,7 +18,7 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
 
 
 def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
-    return batched.follow(tree, lambda nodes, depths: batched.rows(p, nodes).argmax(-1))
+    return batched.follow(tree, lambda sequences, nodes, depths: exact.argmax(p[sequences, nodes]))
 
 
 RULE = VerificationRule(

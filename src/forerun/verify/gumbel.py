@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from forerun.core import exact
 from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify import batched, plain
@@ -22,8 +23,9 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
 
 
 def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
-    def choose(nodes: Tensor, depths: Tensor) -> Tensor:
-        return (batched.rows(p, nodes) / noise.race(depths, p.shape[2])).argmax(-1)
+    def choose(sequences: Tensor, nodes: Tensor, depths: Tensor) -> Tensor:
+        race = noise.take(sequences).race(depths, p.shape[2])
+        return exact.argmax(p[sequences, nodes] / race)
 
     return batched.follow(tree, choose)
 

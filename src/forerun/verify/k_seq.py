@@ -17,12 +17,13 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree, Drawing
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import concerned, entries, put, rows
+from forerun.verify.batched import bare, concerned, entries, put, rows
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
 from forerun.verify.rejection import Trial, reject_down
 from forerun.verify.rule import BatchNoise, VerificationRule
 
-_HALVINGS = 24
+_HALVINGS = 12
+"""ρ within K/4096 of the smallest: each halving reads both laws once, and more of them gain nothing to speak of."""
 
 
 def _bar(p: Row, q: Row, draws: int) -> float:
@@ -101,6 +102,8 @@ class _KSeqRemainder:
 
     def weights(self, node: Tensor, rank: Tensor) -> Tensor:
         weights = rows(self.p, node)
+        if bare(self.tree):
+            return weights
         refused = rank > 0
         chosen = concerned(refused)
         if chosen.numel():
@@ -121,7 +124,8 @@ class _KSeqRemainder:
     def _laws(self, chosen: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
         assert self.tree.q_rows is not None, "only sampled trees have q"
         at = node[chosen]
-        return self.p[chosen, at], self._q()[chosen, self.tree.q_rows[chosen, at, 0]]
+        q_row = self.tree.q_rows[chosen, at, 0].clamp(0, self._q().shape[1] - 1)  # leaves may have no row of q
+        return self.p[chosen, at], self._q()[chosen, q_row]
 
     def _draws(self, node: Tensor) -> Tensor:
         return (rows(self.tree.children, node) >= 0).sum(-1)

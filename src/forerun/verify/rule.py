@@ -29,6 +29,7 @@ class BatchNoise(Protocol):
     def accept(self, nodes: Tensor, rank: int | Tensor = 0) -> Tensor: ...
     def final(self, depths: Tensor) -> Tensor: ...
     def race(self, depths: Tensor, vocabulary: int) -> Tensor: ...
+    def take(self, sequences: Tensor) -> BatchNoise: ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def lossless_rules(drawing: Drawing, *, chain: bool, greedy: bool) -> list[str]:
 
 _STRONGEST = {
     Drawing.FIXED: "recursive_fixed",
-    Drawing.IID: "recursive_iid",
+    Drawing.IID: "k_seq",
     Drawing.INDEPENDENT: "recursive_iid",
     Drawing.WITHOUT_REPLACEMENT: "traversal",
 }

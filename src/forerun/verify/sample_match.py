@@ -20,7 +20,10 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
 
 
 def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
-    return batched.follow(tree, lambda nodes, depths: exact.draw(batched.rows(p, nodes), noise.final(depths)))
+    def choose(sequences: Tensor, nodes: Tensor, depths: Tensor) -> Tensor:
+        return exact.draw(p[sequences, nodes], noise.take(sequences).final(depths))
+
+    return batched.follow(tree, choose)
 
 
 RULE = VerificationRule(

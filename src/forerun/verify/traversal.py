@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree, Drawing
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import Walk, concerned, entries, finished, put, rows
+from forerun.verify.batched import Walk, bare, concerned, drop_elder, entries, finished, put, rows
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
 from forerun.verify.rule import BatchNoise, VerificationRule
 
@@ -102,7 +102,7 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
     """Each round every sequence goes one node down, or judges the leaf it stands on."""
     walk = Walk.start(tree)
     state = _Levels.start(tree, p)
-    if tree.width:
+    if not bare(tree):
         for _ in range(2 * tree.size - 1):
             depth = walk.lengths[:, None]
             rank = state.next.gather(1, depth).squeeze(1)
@@ -169,16 +169,15 @@ def _leave(tree: DraftTree, p: Tensor, state: _Levels, walk: Walk, refused: Tens
     level = level.clamp_max(state.weights.shape[1] - 1)
     whole, scale, r = state.whole[at, level], state.scale[at, level], state.r[at, level]
     rank, q_mass = state.next[at, level], state.q_mass[at, level]
-    before = torch.where(whole[:, None], p[at, node], state.weights[at, level])
+    before = state.weights[at, level]
+    fresh = concerned(whole)
+    put(before, fresh, whole, p[at[fresh], node[fresh]])
     q = tree.q[at, tree.q_rows[at, node, 0].clamp(0, tree.q.shape[1] - 1)]
-    # Tokens that were deleted earlier have left q.
-    siblings = tree.children[at, node]  # [C, K]
-    order = torch.arange(siblings.shape[1], device=leaf.device)
-    elder = tree.tokens[at].gather(1, siblings.clamp_min(0))
-    gone = (siblings >= 0) & (order < rank[:, None])
-    q.scatter_(1, elder, q.gather(1, elder).masked_fill(gone, 0.0))
+    drop_elder(q, tree, at, node, rank)  # what was deleted earlier has left q
     refused_q = exact.fixed(q.gather(1, token[chosen, None]).squeeze(1)).to(torch.float64) / exact.UNIT
-    next_q_mass = torch.where(whole, exact.mass(q), q_mass) - refused_q
+    next_q_mass = q_mass.clone()
+    put(next_q_mass, fresh, whole, exact.mass(q[fresh]))
+    next_q_mass -= refused_q
 
     share = torch.where(q_mass > 0, 1 / q_mass, 0.0)
     left = before * (r / scale).to(before.dtype)[:, None]
@@ -186,7 +185,9 @@ def _leave(tree: DraftTree, p: Tensor, state: _Levels, walk: Walk, refused: Tens
     total = exact.mass(left)
     some = total > 0
     new_r = torch.where(some, total / (total + 1 - r), 0.0)
-    _set(state.weights, at, level, hit, torch.where(some[:, None], left, before))
+    if not finished(~some):
+        left = torch.where(some[:, None], left, before)
+    _set(state.weights, at, level, hit, left)
     _set(state.scale, at, level, hit, torch.where(some, total, scale))
     _set(state.r, at, level, hit, torch.where(node == 0, r, new_r))
     _set(state.q_mass, at, level, hit, next_q_mass)
@@ -195,7 +196,10 @@ def _leave(tree: DraftTree, p: Tensor, state: _Levels, walk: Walk, refused: Tens
 
 
 def _set(table: Tensor, at: Tensor, level: Tensor, hit: Tensor, new: Tensor) -> None:
-    """table[at, level] ← new where `hit`."""
+    """table[at, level] ← new where `hit`, which is everywhere on a CPU."""
+    if hit.device.type == "cpu":
+        table[at, level] = new
+        return
     wide = hit.view(-1, *[1] * (new.dim() - 1))
     table[at, level] = torch.where(wide, new, table[at, level])
 

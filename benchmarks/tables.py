@@ -1,0 +1,118 @@
+"""Writes the tables of README.md and docs/ from the files under results/, so that no figure is typed.
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`. `--check` changes nothing and fails if one is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/log.md")
+
+
+def verification(name: str) -> str:
+    result = load(name)
+    lines = [
+        "| rule | drafts | batched ms | reference ms | ratio | MB read | MB needed | read/needed |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        lines.append(
+            f"| {row['rule']} | {row['shape']} | {row['batched_ms']:.1f} | {row['reference_ms']:.0f} | "
+            f"{row['ratio']:.0f}× | {row['megabytes_read']:.0f} | {row['megabytes_needed']:.0f} | "
+            f"{row['read_over_needed']:.1f} |"
+        )
+    return "\n".join([*lines, "", footnote(result)])
+
+
+RULE_LABELS = {
+    "chain_rejection": "chain: rejection",
+    "block": "chain: **block verification**",
+    "gumbel_1": "chain: Gumbel coupling (same seed, same text)",
+    "recursive_iid": "tree, i.i.d.: recursive rejection",
+    "k_seq": "tree, i.i.d.: K-SEQ",
+    "recursive_without_replacement": "tree, without replacement: recursive rejection",
+    "traversal": "tree, without replacement: **traversal**",
+    "recursive_fixed": "tree, top-2: recursive rejection",
+    "sample_match": "tree, top-2: sample and match",
+    "gumbel_2": "tree, coupled: **Gumbel coupling** (same seed, same text)",
+}
+
+
+def rules() -> str:
+    """Tokens per step by rule, one column per distance."""
+    result = load("rules")
+    levels = result["levels"]
+    lines = [
+        "| tokens per step, TV(p, q) = | " + " | ".join(f"{level['distance']:g}" for level in levels) + " |",
+        "|---|" + "---:|" * len(levels),
+    ]
+    for place, label in enumerate(RULE_LABELS):
+        found = [level["rules"][place] for level in levels]
+        assert all(entry["label"] == label for entry in found), label
+        cells = [f"{entry['tokens']['value']:.2f}" for entry in found]
+        lines.append(f"| {RULE_LABELS[label]} | " + " | ".join(cells) + " |")
+    for place, gain in enumerate(levels[0]["gains"]):
+        cells = []
+        for level in levels:
+            found_gain = level["gains"][place]
+            cells.append(f"{found_gain['tokens']['value']:+.2f} ± {found_gain['tokens']['error']:.2f}")
+        lines.append(f"| *{gain['better']} over {gain['than']}* | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", footnote(result)])
+
+
+def footnote(result: dict[str, Any]) -> str:
+    p = result["provenance"]
+    commit = (p["git"] or {}).get("commit", "unknown")[:9]
+    processor = p["device"] if p["device"] != "cpu" else f"{p['cpu']}, {p['threads']} threads"
+    return f"<sub>{processor}; torch {p['torch']}; commit {commit}; {p['time'][:10]}</sub>"
+
+
+def load(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    return result
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "rules": rules,
+    "verification-cpu": lambda: verification("verification-cpu"),
+    "verification-cuda": lambda: verification("verification-cuda"),
+}
+
+
+def render(page: str) -> str:
+    def fill(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in TABLES:
+            raise SystemExit(f"there is no table {name!r}: known are {', '.join(TABLES)}")
+        return f"<!-- table {name} -->\n{TABLES[name]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- table (\S+) -->\n.*?<!-- end -->", fill, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if a table is not what the results say")
+    check = parser.parse_args().check
+    stale = []
+    for page in PAGES:
+        path = ROOT / page
+        before = path.read_text()
+        after = render(before)
+        if before != after:
+            stale.append(page)
+            if not check:
+                path.write_text(after)
+    if check and stale:
+        sys.exit(f"stale tables in {', '.join(stale)}: run make tables")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Measurements, and the record of what each was measured with."""
