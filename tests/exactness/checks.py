@@ -63,8 +63,8 @@ class ConstantBatch:
     def take(self, sequences: Tensor) -> ConstantBatch:
         return self
 
-    def race(self, depths: Tensor, vocabulary: int) -> Tensor:
-        return torch.ones(depths.shape[0], vocabulary, dtype=torch.float64)
+    def first_arrival(self, p: Tensor, depths: Tensor) -> Tensor:
+        return p.argmax(-1)
 
 
 def impossible_draft(drawing: Drawing) -> tuple[DraftTree, Tensor]:

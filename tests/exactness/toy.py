@@ -412,7 +412,7 @@ class TableNoise:
     def take(self, sequences: Tensor) -> TableNoise:
         return TableNoise(self.accepts[sequences], self.finals[sequences])
 
-    def race(self, depths: Tensor, vocabulary: int) -> Tensor:
+    def first_arrival(self, p: Tensor, depths: Tensor) -> Tensor:
         raise AssertionError("Gumbel noise is not enumerated")
 
 

@@ -80,8 +80,8 @@ def candidates(distance: float, batch: int, *, coupled: bool) -> Drafted:
 @pytest.mark.parametrize(
     ("better", "worse", "drawing", "shape", "batch"),
     [
-        ("block", "chain_rejection", Drawing.IID, CHAIN, 3000),
-        ("traversal", "recursive_without_replacement", Drawing.WITHOUT_REPLACEMENT, FORK, 3000),
+        ("block", "chain_rejection", Drawing.IID, CHAIN, 2000),
+        ("traversal", "recursive_without_replacement", Drawing.WITHOUT_REPLACEMENT, FORK, 2000),
         ("recursive_iid", "sample_match", Drawing.IID, BUSH, 2000),
         ("recursive_without_replacement", "recursive_fixed", Drawing.WITHOUT_REPLACEMENT, BUSH, 2000),
     ],
@@ -109,12 +109,12 @@ def test_two_coupled_candidates_beat_the_two_most_likely(distance: float) -> Non
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_the_first_draft_is_accepted_with_the_common_mass(name: str, distance: float) -> None:
     """α = Σ min(p, q) = 1 − TV."""
-    drafted = sampled(TreeShape.chain(1), Drawing.IID, distance, 8000)
+    drafted = sampled(TreeShape.chain(1), Drawing.IID, distance, 6000)
     assert drafted.tree.q is not None
     alpha = torch.minimum(drafted.p[:, 0], drafted.tree.q[:, 0]).sum(-1).to(torch.float64)
     off = Mean.of((tokens(name, drafted) - 1).to(torch.float64) - alpha)
     assert abs(off.value) < 4 * off.error
-    assert off.error < 0.006  # or else agreeing would mean nothing
+    assert off.error < 0.007  # or else agreeing would mean nothing
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

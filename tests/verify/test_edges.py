@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,6 @@ from forerun.verify.plain import PlainTree, Row
 from forerun.verify.rule import VerificationRule, all_rules, why_not
 
 from .drafting import CHAIN_FORMS, TREE_FORMS, Drafted, draw_trees, generator, random_drafts, random_noise, verdicts
-from .other_device import elsewhere
 
 LARGEST = 1 - 2.0**-52
 """The largest uniform there is; the smallest is 0."""
@@ -73,8 +73,8 @@ class TableNoise:
     def final(self, depths: Tensor) -> Tensor:
         return self.finals.gather(1, depths[:, None]).squeeze(1)
 
-    def race(self, depths: Tensor, vocabulary: int) -> Tensor:
-        return self.races[torch.arange(depths.shape[0]), depths]
+    def first_arrival(self, p: Tensor, depths: Tensor) -> Tensor:
+        return (p / self.races[torch.arange(depths.shape[0]), depths]).argmax(-1)
 
     def take(self, sequences: Tensor) -> TableNoise:
         return TableNoise(self.accepts[sequences], self.finals[sequences], self.races[sequences])
@@ -104,10 +104,8 @@ class OneTableNoise:
 
 
 def judge(rule: VerificationRule, drafted: Drafted, noise: TableNoise) -> list[tuple[tuple[int, ...], int]]:
-    """The verdicts: batched, as on another device, and plain, which must be one and the same."""
+    """The verdicts, batched and plain, which must be the same."""
     found = verdicts(rule.verify(drafted.tree, drafted.p, noise))
-    with elsewhere():
-        assert verdicts(rule.verify(drafted.tree, drafted.p, noise)) == found
     for b, (path, token) in enumerate(found):
         rows = list(drafted.p[b].numpy())
         plain = rule.reference(PlainTree.of(drafted.tree, b), rows, OneTableNoise.of(noise, b))
@@ -138,7 +136,7 @@ def test_what_p_does_not_hold_never_comes_out(rule: VerificationRule) -> None:
     tempted = 0
     for drawing in Drawing:
         for number, form in enumerate(drafts_for(rule, drawing)):
-            drafted = random_drafts(17, form, drawing, 8, 7, torch.float64 if number % 2 else torch.float32)
+            drafted = random_drafts(17, form, drawing, 6, 7, torch.float64 if number % 2 else torch.float32)
             for noise in (
                 TableNoise.all_the_same(drafted, 0.0),
                 TableNoise.all_the_same(drafted, LARGEST),
@@ -293,8 +291,6 @@ def test_without_drafts_it_is_plain_decoding(rule: VerificationRule, made: str) 
             laws = p.expand(-1, tree.size, -1).clone()
             wanted = [((), token) for token in plain_decoding(rule, p[:, 0], noise)]
             assert verdicts(rule.verify(tree, laws, noise)) == wanted
-            with elsewhere():
-                assert verdicts(rule.verify(tree, laws, noise)) == wanted
 
 
 # --- rounding ----------------------------------------------------------------------------------------------------
@@ -346,7 +342,7 @@ def test_almost_certain_laws_of_two_tokens(rule: VerificationRule) -> None:
     sure = torch.tensor([[1 - 1e-7, 1e-7], [1e-7, 1 - 1e-7], [1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], dtype=torch.float32)
     sure = torch.cat([sure, torch.tensor([[1 - 1e-7, 0.0], [1.0, 1e-30], [1 - 2.0**-24, 2.0**-24]])])
     rng = generator(41)
-    batch = 24
+    batch = 16
     for drawing in Drawing:
         for shape in (CHAIN, TREE):
             if why_not(rule, drawing, chain=shape.is_chain, greedy=True) is not None:
@@ -370,12 +366,17 @@ def test_almost_certain_laws_of_two_tokens(rule: VerificationRule) -> None:
 
 @cache
 def chains(drawing: Drawing) -> list[Drafted]:
-    return [
-        random_drafts(seed, form, drawing, 100, vocabulary, dtype)
-        for seed, vocabulary in ((43, 7), (44, 300))
-        for form in ("chain", "shaped_chain")
-        for dtype in (torch.float32, torch.float64)
-    ]
+    """On wide laws that are near each other, where acceptance hangs in the balance."""
+    made = []
+    for vocabulary, dtype in itertools.product((7, 300), (torch.float32, torch.float64)):
+        rng = generator(43 + vocabulary)
+        scores = torch.randn(150, 5, vocabulary, generator=rng, dtype=torch.float64)
+        shifted = scores + 0.7 * torch.randn(scores.shape, generator=rng, dtype=torch.float64)
+        p, q = (law.softmax(-1).to(dtype) for law in (scores, shifted))
+        parents = torch.tensor(TreeShape.chain(4).parents).expand(150, -1)
+        noise = random_noise(rng, 150)
+        made.append(draw_trees(rng, noise, drawing, parents, p, q, as_chain=vocabulary == 7))
+    return made
 
 
 @pytest.mark.parametrize("drawing", [d for d in Drawing if d.sampled])
@@ -396,7 +397,7 @@ def test_rules_that_are_one_on_a_chain(one: str, other: str, drawing: Drawing) -
         third = "chain_rejection" if one == "block" else "block"
         against = verdicts(all_rules()[third].verify(drafted.tree, drafted.p, drafted.noise))
         differs += sum(a != b for a, b in zip(found, against, strict=True))
-    assert differs > 20  # the two families do not agree, or nothing is shown
+    assert differs > 60  # the two families do not agree, or nothing is shown
 
 
 def test_candidates_end_where_the_law_ends() -> None:

@@ -81,21 +81,22 @@ class Toy:
         columns = [last] + [last] * (shape.size - 1)
         q: list[Tensor] = []
         for node, children in enumerate(shape.children):
-            laws = [self.drafter(rank)[columns[node]] for rank in range(max(shape.width, 1))]
-            q += laws if self.drawing is Drawing.INDEPENDENT else laws[:1]
+            mine = [self.drafter(rank)[columns[node]] for rank in range(max(shape.width, 1))]
+            q += mine if self.drawing is Drawing.INDEPENDENT else mine[:1]
             nodes = torch.full((batch,), node)
-            drawn = self.children(noise, nodes, shape.depths[node], laws, len(children))
+            drawn = self.children(noise, nodes, shape.depths[node], mine, len(children))
             for rank, child in enumerate(children):
                 columns[child] = drawn[:, rank]
         parents = torch.tensor(shape.parents).expand(batch, -1)
         tokens, positions = torch.stack(columns, 1), noise.starts - 1
         if not self.drawing.sampled:
-            return DraftTree.build(tokens, parents, positions, self.drawing)
+            return DraftTree.build(tokens, parents, positions, self.drawing, check=False)
         q_rows = None
         if self.drawing is Drawing.INDEPENDENT:
             rows = torch.arange(shape.size)[:, None] * shape.width + torch.arange(shape.width)
             q_rows = rows.expand(batch, -1, -1)
-        return DraftTree.build(tokens, parents, positions, self.drawing, q=torch.stack(q, 1), q_rows=q_rows)
+        laws = torch.stack(q, 1)
+        return DraftTree.build(tokens, parents, positions, self.drawing, q=laws, q_rows=q_rows, check=False)
 
     def drafter(self, rank: int) -> Tensor:
         return SECOND if self.drawing is Drawing.INDEPENDENT and rank % 2 else DRAFTER

@@ -50,7 +50,7 @@ class DraftTree:
     drawing: Drawing
     children: Tensor  # [B, N, K]: the node of the k-th draw at a node, in the order drawn; -1 for none
     q: Tensor | None  # [B, R, V]: the laws that tokens were really drawn from; None where fixed
-    q_rows: Tensor | None  # [B, N, K]: the row of q behind each draw
+    q_rows: Tensor | None  # [B, N, K]: the row of q behind each draw; beside the draws any row that is there
     max_depth: int  # bounds known on the host, so that loops need not ask the device:
     max_draws: int  # no walk from the root meets more draws than this
 
@@ -107,6 +107,7 @@ class DraftTree:
                 q_rows = nodes[None, :, None].expand_as(children)
             if check:
                 _refuse_bad_draws(tokens, parents, children, q, q_rows, drawing)
+            q_rows = _or_first(q_rows, children >= 0)
         elif q is not None or q_rows is not None:
             raise ValueError("a fixed tree has no q: its tokens were not sampled")
         positions = root_positions[:, None] + depths
@@ -359,6 +360,8 @@ def _refuse_bad_draws(
 
 def _or_first(q_rows: Tensor, drawn: Tensor) -> Tensor:
     """q_rows with the row of the node's first real draw where nothing was drawn, and 0 where nothing ever was."""
+    if drawn.shape[-1] == 0:
+        return q_rows
     first = drawn.to(torch.int64).argmax(-1, keepdim=True)
     row = torch.where(drawn.any(-1, keepdim=True), q_rows.gather(-1, first), 0)
     return torch.where(drawn, q_rows, row)

@@ -1,8 +1,8 @@
-"""The batched side of verification: tensors, no loop over sequences or vocabulary, no host round trip on CUDA.
+"""The batched side of verification: tensors, no loop over sequences or vocabulary.
 
-Sequences advance at their own pace through loops over depth or over draws. On a CPU, where it costs nothing
-to look, a loop ends when the last sequence is done and row work is done for the sequences that need it; on
-other devices every round does the same work for all and masks decide.
+Sequences advance at their own pace through loops over depth or over draws. Each round asks which sequences have
+something to do, works on their rows only, and ends the loop when there are none. On CUDA the question is a short wait
+for the device; not asking, and working on all rows under masks instead, was measured to cost far more (docs/log.md).
 """
 
 from __future__ import annotations
@@ -35,26 +35,9 @@ def bare(tree: DraftTree) -> bool:
     return tree.width == 0 or (tree.q is not None and tree.q.shape[1] == 0)
 
 
-def finished(active: Tensor) -> bool:
-    """True when no sequence is active, where that can be known without waiting for a device."""
-    return active.device.type == "cpu" and not bool(active.any())
-
-
-def concerned(mask: Tensor) -> Tensor:
-    """The sequences to do row work for: those of `mask` [B] where looking is free, else all of them."""
-    if mask.device.type == "cpu":
-        return mask.nonzero().squeeze(1)
-    return torch.arange(mask.shape[0], device=mask.device)
-
-
-def put(state: Tensor, chosen: Tensor, mask: Tensor, new: Tensor) -> None:
-    """state[b] ← new for the sequences of `mask` [B], in place; `new` has one entry for each of `chosen`,
-    which is what `concerned(mask)` gave."""
-    if mask.device.type == "cpu":
-        state[chosen] = new
-    else:
-        wide = mask.view(-1, *[1] * (state.dim() - 1))
-        state.copy_(torch.where(wide, new, state))
+def where(mask: Tensor) -> Tensor:
+    """The sequences of `mask` [B], as indices."""
+    return mask.nonzero().squeeze(1)
 
 
 def drop_elder(q: Tensor, tree: DraftTree, sequences: Tensor, nodes: Tensor, rank: Tensor) -> None:
@@ -80,7 +63,7 @@ class Walk:
     def start(cls, tree: DraftTree) -> Walk:
         zero = torch.zeros_like(tree.tokens[:, 0])
         nodes = tree.tokens.new_full((tree.batch, tree.max_depth), -1)
-        return cls(zero, torch.ones_like(zero, dtype=torch.bool), nodes, zero)
+        return cls(zero, torch.ones_like(zero, dtype=torch.bool), nodes, zero.clone())
 
     def move(self, mask: Tensor, child: Tensor) -> None:
         """The sequences of `mask` [B] accept `child` [B]."""
@@ -101,15 +84,15 @@ def follow(tree: DraftTree, choose: Callable[[Tensor, Tensor, Tensor], Tensor]) 
     walk = Walk.start(tree)
     token = torch.zeros_like(walk.node)
     for depth in range(tree.max_depth + 1):
-        chosen = concerned(walk.active)
-        put(token, chosen, walk.active, choose(chosen, walk.node[chosen], walk.lengths[chosen]))
+        chosen = where(walk.active)
+        token[chosen] = choose(chosen, walk.node[chosen], walk.lengths[chosen])
         if depth == tree.max_depth:
             break
         children = rows(tree.children, walk.node)  # [B, K]
         drafted = tree.tokens.gather(1, children.clamp_min(0))
         match = (children >= 0) & (drafted == token[:, None])
         walk.active = walk.active & match.any(-1)
-        if finished(walk.active):
+        if not walk.active.any():
             break
         # argmax of a boolean is its first True: the earliest draw
         child = children.gather(1, match.to(torch.uint8).argmax(-1, keepdim=True)).squeeze(1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree, Drawing
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import Walk, bare, concerned, entries, finished, put, rows
+from forerun.verify.batched import Walk, bare, entries, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
 from forerun.verify.rule import BatchNoise, VerificationRule
 
@@ -61,7 +61,7 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
     for _ in range(tree.max_depth):
         child = rows(tree.children, walk.node)[:, 0]
         walk.active = walk.active & (child >= 0)
-        if finished(walk.active):
+        if not walk.active.any():
             break
         child = child.clamp_min(0)
         token = tree.tokens.gather(1, child[:, None]).squeeze(1)
@@ -82,7 +82,7 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
     inner = rows(tree.children, stop)[:, 0] >= 0
     left, residual, chosen = _residuals(tree, p, stop, stop_r, inner)
     if chosen.numel():
-        put(weights, chosen, inner, torch.where((left[chosen] > 0)[:, None], residual, weights[chosen]))
+        weights[chosen] = torch.where((left[chosen] > 0)[:, None], residual, weights[chosen])
     kept = torch.arange(tree.max_depth, device=p.device) < length[:, None]
     nodes = walk.nodes.masked_fill(~kept, -1)
     return Verdict(nodes, length, exact.draw(weights, noise.final(length)), stop)
@@ -92,14 +92,14 @@ def _residuals(tree: DraftTree, p: Tensor, node: Tensor, r: Tensor, mask: Tensor
     """[r·p − q]+ at `node` for the sequences of `mask`: its mass [B] (0 elsewhere), its rows, and whose they are."""
     assert tree.q is not None
     assert tree.q_rows is not None
-    chosen = concerned(mask)
+    chosen = where(mask)
     left = torch.zeros_like(r)
     at = node[chosen]
     if not chosen.numel():
         return left, p[chosen, at], chosen
-    q_row = tree.q_rows[chosen, at, 0].clamp_max(tree.q.shape[1] - 1)
+    q_row = tree.q_rows[chosen, at, 0]
     residual = (p[chosen, at].mul_(r[chosen].to(p.dtype)[:, None])).sub_(tree.q[chosen, q_row]).clamp_min_(0)
-    put(left, chosen, mask, exact.mass(residual))
+    left[chosen] = exact.mass(residual)
     return left, residual, chosen
 
 

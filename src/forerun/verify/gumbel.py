@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from forerun.core import exact
 from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify import batched, plain
@@ -24,8 +23,7 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
 
 def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
     def choose(sequences: Tensor, nodes: Tensor, depths: Tensor) -> Tensor:
-        race = noise.take(sequences).race(depths, p.shape[2])
-        return exact.argmax(p[sequences, nodes] / race)
+        return noise.take(sequences).first_arrival(p[sequences, nodes], depths)
 
     return batched.follow(tree, choose)
 

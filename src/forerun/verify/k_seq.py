@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree, Drawing
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import bare, concerned, entries, put, rows
+from forerun.verify.batched import bare, entries, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
 from forerun.verify.rejection import Trial, reject_down
 from forerun.verify.rule import BatchNoise, VerificationRule
@@ -87,10 +87,10 @@ class _KSeqRemainder:
 
     def accepts(self, trial: Trial) -> Tensor:
         arrived = trial.rank == 0
-        chosen = concerned(arrived)
+        chosen = where(arrived)
         if chosen.numel():
             p, q = self._laws(chosen, trial.node)
-            put(self.bar, chosen, arrived, _bars(p, q, self._draws(trial.node)[chosen], self.tree.width))
+            self.bar[chosen] = _bars(p, q, self._draws(trial.node)[chosen], self.tree.width)
         q_x = entries(self._q(), trial.q_row, trial.token)
         return trial.u * q_x < entries(self.p, trial.node, trial.token) * self.bar
 
@@ -105,7 +105,7 @@ class _KSeqRemainder:
         if bare(self.tree):
             return weights
         refused = rank > 0
-        chosen = concerned(refused)
+        chosen = where(refused)
         if chosen.numel():
             p, q = self._laws(chosen, node)
             accepted = torch.minimum(q, p * self.bar[chosen].to(p.dtype)[:, None])
@@ -114,7 +114,7 @@ class _KSeqRemainder:
             factor = torch.where(beta > 0, (1 - power) / beta, 0.0)
             residual = (p - accepted * factor.to(p.dtype)[:, None]).clamp_min_(0)
             empty = exact.mass(residual) <= 0
-            put(weights, chosen, refused, torch.where(empty[:, None], p, residual))
+            weights[chosen] = torch.where(empty[:, None], p, residual)
         return weights
 
     def _q(self) -> Tensor:
@@ -124,8 +124,7 @@ class _KSeqRemainder:
     def _laws(self, chosen: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
         assert self.tree.q_rows is not None, "only sampled trees have q"
         at = node[chosen]
-        q_row = self.tree.q_rows[chosen, at, 0].clamp(0, self._q().shape[1] - 1)  # leaves may have no row of q
-        return self.p[chosen, at], self._q()[chosen, q_row]
+        return self.p[chosen, at], self._q()[chosen, self.tree.q_rows[chosen, at, 0]]
 
     def _draws(self, node: Tensor) -> Tensor:
         return (rows(self.tree.children, node) >= 0).sum(-1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import concerned, entries, put, rows
+from forerun.verify.batched import entries, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass
 from forerun.verify.rejection import Trial, reject_down
 from forerun.verify.rule import ANY_DRAWING, BatchNoise, VerificationRule
@@ -73,10 +73,10 @@ class _FixedRemainder:
             left.scatter_(1, tokens, kept)
         # Only rounding empties a remainder, and then `scale` is as small as rounding: p itself takes its place.
         small = self.scale < 1e-4
-        chosen = concerned(small)
+        chosen = where(small)
         if chosen.numel():
             empty = small[chosen] & (exact.mass(left[chosen]) <= 0)
-            put(left, chosen, small, torch.where(empty[:, None], self.p[chosen, node[chosen]], left[chosen]))
+            left[chosen] = torch.where(empty[:, None], self.p[chosen, node[chosen]], left[chosen])
         return left
 
 

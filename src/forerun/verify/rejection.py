@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import Walk, bare, concerned, drop_elder, entries, finished, put, rows
+from forerun.verify.batched import Walk, bare, drop_elder, entries, rows, where
 from forerun.verify.rule import BatchNoise
 
 
@@ -51,16 +51,15 @@ def reject_down(tree: DraftTree, remainder: Remainder, noise: BatchNoise) -> Ver
     walk = Walk.start(tree)
     rank = torch.zeros_like(walk.node)
     row_of = tree.q_rows if tree.q_rows is not None else tree.children
-    last_row = tree.q.shape[1] - 1 if tree.q is not None else 0  # leaves may have no row of q
     for _ in range(0 if bare(tree) else min(tree.max_draws, tree.max_depth * tree.width)):
         at = rank.clamp_max(tree.width - 1)[:, None]
         child = rows(tree.children, walk.node).gather(1, at).squeeze(1)
         walk.active = walk.active & (rank < tree.width) & (child >= 0)
-        if finished(walk.active):
+        if not walk.active.any():
             break
         child = child.clamp_min(0)
         token = tree.tokens.gather(1, child[:, None]).squeeze(1)
-        q_row = rows(row_of, walk.node).gather(1, at).squeeze(1).clamp(0, last_row)
+        q_row = rows(row_of, walk.node).gather(1, at).squeeze(1)
         trial = Trial(walk.node, rank, child, token, q_row, noise.accept(walk.node, rank))
         accepted = walk.active & remainder.accepts(trial)
         refused = walk.active & ~accepted
@@ -106,7 +105,7 @@ class SampledRemainder:
         return trial.u * (q * self.scale) < p * self.q_mass
 
     def refuse(self, mask: Tensor, trial: Trial) -> None:
-        chosen = concerned(mask)
+        chosen = where(mask)
         if not chosen.numel():
             return
         self._write_out(mask & self.whole, trial.node)
@@ -116,26 +115,26 @@ class SampledRemainder:
         q = self._q()[chosen, trial.q_row[chosen]]
         if self.exhaust:
             drop_elder(q, self.tree, chosen, trial.node[chosen], trial.rank[chosen])
-            left_of_q, fresh = q_mass.clone(), concerned(self.whole[chosen])
-            put(left_of_q, fresh, self.whole[chosen], exact.mass(q[fresh]))
+            left_of_q, fresh = q_mass.clone(), where(self.whole[chosen])
+            left_of_q[fresh] = exact.mass(q[fresh])
             left_of_q -= exact.fixed(q.gather(1, token).squeeze(1)).to(torch.float64) / exact.UNIT
-            put(self.q_mass, chosen, mask, left_of_q)
+            self.q_mass[chosen] = left_of_q
         share = torch.where(q_mass > 0, scale / q_mass, 0.0).to(before.dtype)[:, None]
         after = torch.sub(before, q.mul_(share)).clamp_min_(0)
         after.scatter_(1, token, 0.0)  # refused means p(x) < q(x); rounding must not bring it back
         left = exact.mass(after)
         empty = left <= 0  # only rounding leads here: then p itself is the remainder
-        if not finished(empty):
+        if empty.any():
             left = torch.where(empty, scale, left)
             after = torch.where(empty[:, None], before, after)
-        put(self.scale, chosen, mask, left)
-        put(self.row, chosen, mask, after)
+        self.scale[chosen] = left
+        self.row[chosen] = after
         self.whole = self.whole & ~mask
 
     def _write_out(self, mask: Tensor, node: Tensor) -> None:
         """The sequences of `mask` need p itself in `row`."""
-        chosen = concerned(mask)
-        put(self.row, chosen, mask, self.p[chosen, node[chosen]])
+        chosen = where(mask)
+        self.row[chosen] = self.p[chosen, node[chosen]]
 
     def move(self, mask: Tensor) -> None:
         self.whole = self.whole | mask

@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree, Drawing
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import Walk, bare, concerned, drop_elder, entries, finished, put, rows
+from forerun.verify.batched import Walk, bare, drop_elder, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
 from forerun.verify.rule import BatchNoise, VerificationRule
 
@@ -81,7 +81,7 @@ class _Levels:
     Rows are written when a first child is deleted; until then (`whole`) p is the target's own row.
     """
 
-    weights: Tensor  # [B, L, V]
+    weights: Tensor  # [B, L - 1, V]; the deepest level has no children to delete
     scale: Tensor  # [B, L] float64
     q_mass: Tensor  # [B, L] float64
     r: Tensor  # [B, L] float64
@@ -93,8 +93,7 @@ class _Levels:
         levels = tree.max_depth + 1
         one = torch.ones(tree.batch, levels, dtype=torch.float64, device=p.device)
         zero = torch.zeros(tree.batch, levels, dtype=torch.int64, device=p.device)
-        # The deepest level has no children to delete.
-        weights = p.new_empty(tree.batch, max(levels - 1, 1), p.shape[2])
+        weights = p.new_empty(tree.batch, levels - 1, p.shape[2])
         return cls(weights, one, one.clone(), one.clone(), zero, one > 0)
 
 
@@ -108,100 +107,76 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
             rank = state.next.gather(1, depth).squeeze(1)
             child = rows(tree.children, walk.node).gather(1, rank.clamp_max(tree.width - 1)[:, None]).squeeze(1)
             leaf = (rank >= tree.width) | (child < 0)
-            r = state.r.gather(1, depth).squeeze(1)
-            accepted = leaf & ((walk.node == 0) | (noise.accept(walk.node) < r))
+            accepted = leaf & ((walk.node == 0) | (noise.accept(walk.node) < state.r.gather(1, depth).squeeze(1)))
             walk.active = walk.active & ~accepted
-            if finished(walk.active):
+            if not walk.active.any():
                 break
-            down = walk.active & ~leaf
-            _enter(tree, p, state, walk, down, child.clamp_min(0))
-            _leave(tree, p, state, walk, walk.active & leaf)
+            refused = walk.active & leaf
+            _enter(tree, p, state, walk, walk.active & ~leaf, child)
+            _leave(tree, p, state, walk, where(refused))
     weights = rows(p, walk.node)
-    level = walk.lengths.clamp_max(state.weights.shape[1] - 1)
-    changed = ~state.whole.gather(1, walk.lengths[:, None]).squeeze(1)
-    chosen = concerned(changed)
-    if chosen.numel():
-        put(weights, chosen, changed, state.weights[chosen, level[chosen]])
+    changed = where(~state.whole.gather(1, walk.lengths[:, None]).squeeze(1))
+    weights[changed] = state.weights[changed, walk.lengths[changed]]
     return walk.verdict(exact.draw(weights, noise.final(walk.lengths)))
 
 
 def _enter(tree: DraftTree, p: Tensor, state: _Levels, walk: Walk, down: Tensor, child: Tensor) -> None:
-    """Move the sequences of `down` to `child`, with r = min(1, r·p(x)/q(x)) there."""
-    assert tree.q is not None
-    assert tree.q_rows is not None
-    depth = walk.lengths[:, None]
-    token = tree.tokens.gather(1, child[:, None]).squeeze(1)
-    inner = walk.lengths.clamp_max(state.weights.shape[1] - 1)
-    whole = state.whole.gather(1, depth).squeeze(1)
-    left = entries(state.weights, inner, token)
-    p_x = torch.where(whole, entries(p, walk.node, token), left) / state.scale.gather(1, depth).squeeze(1)
-    q_row = rows(tree.q_rows, walk.node)[:, 0].clamp(0, tree.q.shape[1] - 1)
-    q_mass = state.q_mass.gather(1, depth).squeeze(1)
-    q_x = torch.where(q_mass > 0, entries(tree.q, q_row, token) / q_mass, 0.0)
-    r = state.r.gather(1, depth).squeeze(1)
-    r = torch.where(q_x > 0, (r * p_x / q_x).clamp_max(1.0), 0.0)
+    """Move the sequences of `down` [B] to `child`, with r = min(1, r·p(x)/q(x)) there."""
+    assert tree.q is not None, "only sampled trees have q"
+    assert tree.q_rows is not None, "only sampled trees have q"
+    at = where(down)
+    node, level = walk.node[at], walk.lengths[at]
+    token = tree.tokens[at, child[at]]
+    p_x = torch.where(state.whole[at, level], p[at, node, token], state.weights[at, level, token]).to(torch.float64)
+    q_x = tree.q[at, tree.q_rows[at, node, 0], token].to(torch.float64)
+    q_mass = state.q_mass[at, level]
+    q_x = torch.where(q_mass > 0, q_x / q_mass, 0.0)
+    r = state.r[at, level] * (p_x / state.scale[at, level]) / q_x
 
     walk.move(down, child)
-    below = walk.lengths[:, None]
-    for name, fresh in (("scale", 1.0), ("q_mass", 1.0), ("next", 0), ("whole", True)):
-        table: Tensor = getattr(state, name)
-        value = torch.where(down[:, None], torch.full_like(table[:, :1], fresh), table.gather(1, below))
-        table.scatter_(1, below, value)
-    state.r.scatter_(1, below, torch.where(down[:, None], r[:, None], state.r.gather(1, below)))
+    below = level + 1
+    state.r[at, below] = torch.where(q_x > 0, r.clamp_max(1.0), 0.0)
+    state.scale[at, below] = 1.0
+    state.q_mass[at, below] = 1.0
+    state.next[at, below] = 0
+    state.whole[at, below] = True
 
 
-def _leave(tree: DraftTree, p: Tensor, state: _Levels, walk: Walk, refused: Tensor) -> None:
-    """The sequences of `refused` delete the leaf they stand on and go back to its parent."""
-    assert tree.q is not None
-    assert tree.q_rows is not None
-    leaf = walk.node
-    token = tree.tokens.gather(1, leaf[:, None]).squeeze(1)
-    parent = tree.parents.gather(1, leaf[:, None]).squeeze(1)
-    walk.node = torch.where(refused, parent, walk.node)
-    walk.lengths = walk.lengths - refused.to(walk.lengths.dtype)
-    kept = torch.arange(walk.nodes.shape[1], device=leaf.device) < walk.lengths[:, None]
-    walk.nodes = walk.nodes.masked_fill(~kept, -1)
-
-    chosen = concerned(refused)
-    if not chosen.numel():
+def _leave(tree: DraftTree, p: Tensor, state: _Levels, walk: Walk, at: Tensor) -> None:
+    """The sequences `at` delete the leaf they stand on and go back to its parent."""
+    assert tree.q is not None, "only sampled trees have q"
+    assert tree.q_rows is not None, "only sampled trees have q"
+    if not at.numel():
         return
-    hit, at, level, node = refused[chosen], chosen, walk.lengths[chosen], walk.node[chosen]
-    level = level.clamp_max(state.weights.shape[1] - 1)
+    leaf, level = walk.node[at], walk.lengths[at] - 1
+    token, node = tree.tokens[at, leaf], tree.parents[at, leaf]
+    walk.node[at], walk.lengths[at], walk.nodes[at, level] = node, level, -1
+
     whole, scale, r = state.whole[at, level], state.scale[at, level], state.r[at, level]
     rank, q_mass = state.next[at, level], state.q_mass[at, level]
+    fresh = where(whole)
     before = state.weights[at, level]
-    fresh = concerned(whole)
-    put(before, fresh, whole, p[at[fresh], node[fresh]])
-    q = tree.q[at, tree.q_rows[at, node, 0].clamp(0, tree.q.shape[1] - 1)]
+    before[fresh] = p[at[fresh], node[fresh]]
+    q = tree.q[at, tree.q_rows[at, node, 0]]
     drop_elder(q, tree, at, node, rank)  # what was deleted earlier has left q
-    refused_q = exact.fixed(q.gather(1, token[chosen, None]).squeeze(1)).to(torch.float64) / exact.UNIT
-    next_q_mass = q_mass.clone()
-    put(next_q_mass, fresh, whole, exact.mass(q[fresh]))
-    next_q_mass -= refused_q
+    left_of_q = q_mass.clone()
+    left_of_q[fresh] = exact.mass(q[fresh])
+    left_of_q -= exact.fixed(q.gather(1, token[:, None]).squeeze(1)).to(torch.float64) / exact.UNIT
 
-    share = torch.where(q_mass > 0, 1 / q_mass, 0.0)
+    share = torch.where(q_mass > 0, 1 / q_mass, 0.0).to(before.dtype)
     left = before * (r / scale).to(before.dtype)[:, None]
-    left = left.sub_(q.mul_(share.to(before.dtype)[:, None])).clamp_min_(0)
+    left = left.sub_(q.mul_(share[:, None])).clamp_min_(0)
     total = exact.mass(left)
     some = total > 0
-    new_r = torch.where(some, total / (total + 1 - r), 0.0)
-    if not finished(~some):
+    if not some.all():
         left = torch.where(some[:, None], left, before)
-    _set(state.weights, at, level, hit, left)
-    _set(state.scale, at, level, hit, torch.where(some, total, scale))
-    _set(state.r, at, level, hit, torch.where(node == 0, r, new_r))
-    _set(state.q_mass, at, level, hit, next_q_mass)
-    _set(state.next, at, level, hit, rank + 1)
-    _set(state.whole, at, level, hit, torch.zeros_like(whole))
-
-
-def _set(table: Tensor, at: Tensor, level: Tensor, hit: Tensor, new: Tensor) -> None:
-    """table[at, level] ← new where `hit`, which is everywhere on a CPU."""
-    if hit.device.type == "cpu":
-        table[at, level] = new
-        return
-    wide = hit.view(-1, *[1] * (new.dim() - 1))
-    table[at, level] = torch.where(wide, new, table[at, level])
+    state.weights[at, level] = left
+    state.scale[at, level] = torch.where(some, total, scale)
+    new_r = torch.where(some, total / (total + 1 - r), 0.0)
+    state.r[at, level] = torch.where(node == 0, r, new_r)
+    state.q_mass[at, level] = left_of_q
+    state.next[at, level] = rank + 1
+    state.whole[at, level] = False
 
 
 RULE = VerificationRule(

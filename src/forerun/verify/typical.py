@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import concerned, entries, finished, put, rows
+from forerun.verify.batched import entries, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw
 from forerun.verify.rule import ANY_DRAWING, BatchNoise, VerificationRule
 
@@ -65,9 +65,9 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
             fits = _plausible(p_x, entropy.gather(1, here).squeeze(1)) & (tree.parents[:, node] >= 0)
             accepted[:, node] = fits & accepted.gather(1, here).squeeze(1)
         wanted = accepted[:, node] & inner[:, node]
-        if not finished(wanted):
-            chosen = concerned(wanted)
-            put(entropy[:, node], chosen, wanted, _entropy(p[chosen, node]))
+        if wanted.any():
+            chosen = where(wanted)
+            entropy[chosen, node] = _entropy(p[chosen, node])
     length, stop = torch.where(accepted, tree.depths, -1).max(-1)  # the first of equals
     on_path = rows(tree.ancestors, stop) & (tree.depths > 0)
     slots = torch.where(on_path, tree.depths - 1, tree.max_depth)
