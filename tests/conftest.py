@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # one test process per core; the tensors here are small
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

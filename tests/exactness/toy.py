@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -108,10 +108,10 @@ class State:
 class Step:
     """One thing a step may do."""
 
-    probability: float
     tokens: Text  # committed
     target_entries: Text  # what its cache gains
     drafter_entries: Text
+    probability: float = 0.0
 
 
 @dataclass
@@ -259,10 +259,13 @@ class ToyEngine:
         sums = (self._sum((*state.target_cache, root)), self._sum((*state.drafter_cache, root)))
         key = (*state.text, -1, *state.target_cache) if self.params.penalises else sums
         if key not in self._steps:
-            self._steps[key] = list(self._step(state))
+            chances: dict[Step, float] = {}
+            for chance, step in self._step(state):
+                chances[step] = chances.get(step, 0.0) + chance
+            self._steps[key] = [replace(step, probability=chance) for step, chance in chances.items()]
         return self._steps[key]
 
-    def _step(self, state: State) -> Iterator[Step]:
+    def _step(self, state: State) -> Iterator[tuple[float, Step]]:
         drafts = [draft for draft in self.drafts(state) if draft.probability > 0]
         tree = self.tree(drafts, len(state.text) - 1)
         replays: list[Replay] = []
@@ -273,11 +276,8 @@ class ToyEngine:
             rows.append(p)
             for branch in all_outcomes(lambda world: self.rule.reference(plain, p, world)):  # noqa: B023
                 replays.append(Replay(b, branch))
-                yield Step(
-                    draft.probability * branch.probability,
-                    self.committed(plain, branch.outcome),
-                    *self.entries_kept(plain, branch.outcome),
-                )
+                step = Step(self.committed(plain, branch.outcome), *self.entries_kept(plain, branch.outcome))
+                yield draft.probability * branch.probability, step
         self.compare(tree, torch.from_numpy(np.array(rows)), replays)
 
     def compare(self, tree: DraftTree, p: Tensor, replays: list[Replay]) -> None:
@@ -286,12 +286,18 @@ class ToyEngine:
         rows = torch.tensor([replay.draft for replay in sure])
         noise = TableNoise.of([replay.branch.uniforms for replay in sure], tree)
         verdict = self.rule.verify(tree.take(rows), p[rows], noise)
-        for b, replay in enumerate(sure):
-            path = tuple(node for node in verdict.nodes[b].tolist() if node >= 0)
-            found = PlainVerdict(path, int(verdict.tokens[b]))
-            assert found == replay.branch.outcome, f"batched {found}, reference {replay.branch}"
-            assert int(verdict.lengths[b]) == len(path)
-            assert int(verdict.stops[b]) == (path[-1] if path else 0)
+        found = zip(
+            verdict.nodes.tolist(),
+            verdict.tokens.tolist(),
+            verdict.lengths.tolist(),
+            verdict.stops.tolist(),
+            strict=True,
+        )
+        for (nodes, token, length, stop), replay in zip(found, sure, strict=True):
+            path = tuple(node for node in nodes if node >= 0)
+            assert PlainVerdict(path, token) == replay.branch.outcome, f"batched {path}, {token}, reference {replay}"
+            assert length == len(path)
+            assert stop == (path[-1] if path else 0)
 
     # --- whole texts -----------------------------------------------------------------------------------------
 
@@ -392,15 +398,15 @@ class TableNoise:
 
     @classmethod
     def of(cls, uniforms: list[dict[Key, float]], tree: DraftTree) -> TableNoise:
-        accepts = torch.full((len(uniforms), tree.size, max(tree.width, 1)), 0.5, dtype=torch.float64)
-        finals = torch.full((len(uniforms), tree.max_depth + 1), 0.5, dtype=torch.float64)
+        accepts = np.full((len(uniforms), tree.size, max(tree.width, 1)), 0.5)
+        finals = np.full((len(uniforms), tree.max_depth + 1), 0.5)
         for b, numbers in enumerate(uniforms):
             for (purpose, place, rank), u in numbers.items():
                 if purpose == "accept":
                     accepts[b, place, rank] = u
                 else:
                     finals[b, place] = u
-        return cls(accepts, finals)
+        return cls(torch.from_numpy(accepts), torch.from_numpy(finals))
 
     def accept(self, nodes: Tensor, rank: int | Tensor = 0) -> Tensor:
         ranks = torch.as_tensor(rank).expand_as(nodes).clamp_max(self.accepts.shape[2] - 1)

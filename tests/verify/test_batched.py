@@ -21,7 +21,7 @@ from .drafting import CHAIN_FORMS, TREE_FORMS, Drafted, TableNoise, random_draft
 VOCABULARIES = {7: 0.7, 300: 0.22, 1000: 0.08}
 """With the share of the verdicts that each has: the plain form takes its time on large ones."""
 DTYPES = (torch.float32, torch.float64)
-VERDICTS = 3000
+VERDICTS = 2500
 """At least so many for each rule."""
 
 

@@ -40,7 +40,12 @@ def provenance(arguments: Mapping[str, Any], device: str = "cpu") -> dict[str, A
 
 
 def git_state(root: Path = _ROOT) -> dict[str, Any] | None:
-    """The commit, and whether the sources differ from it; None outside a checkout or without git."""
+    """The commit, and whether the sources differ from it; None outside a checkout or without git.
+
+    A copy that travelled without its history is told the commit by the variable FORERUN_COMMIT.
+    """
+    if told := os.environ.get("FORERUN_COMMIT"):
+        return {"commit": told, "dirty": False}
     if not (root / ".git").exists():
         return None
     commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
