@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from forerun.core import noise
 from forerun.core.noise import Purpose, StepNoise, exponential, gumbel, mix, row_key, uniform
 
 MASK = (1 << 64) - 1
@@ -342,3 +343,48 @@ def test_rows_of_a_step_do_not_depend_on_the_batch() -> None:
     # More candidates asked for are the same ones first.
     assert torch.equal(noise.draft(nodes, 4), noise.draft(nodes, 9)[:, :4])
     assert torch.equal(noise.race(nodes, 60), noise.race(nodes, 99)[:, :60])
+
+
+def laws(vocabulary: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
+    """[64, V] laws of one kind."""
+    logits = torch.randn(64, vocabulary, dtype=dtype, generator=torch.Generator().manual_seed(vocabulary)) * 3
+    if kind == "flat":
+        logits = logits * 0.01
+    elif kind == "few tokens":
+        logits = logits.masked_fill(logits < logits.topk(min(3, vocabulary)).values[:, -1:], -torch.inf)
+    elif kind == "one-hot":
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True), -torch.inf)
+    return torch.softmax(logits, -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["wide", "flat", "few tokens", "one-hot"])
+@pytest.mark.parametrize("vocabulary", [1, 2, 7, 256, 3000, 20_000])
+def test_the_first_arrival_is_the_largest_of_p_over_the_race(vocabulary: int, kind: str, dtype: torch.dtype) -> None:
+    """The short cut on a CPU misses nobody."""
+    p = laws(vocabulary, kind, dtype)
+    seeds = torch.arange(64)
+    step = StepNoise(seeds, seeds * 5 + 1)
+    depths = seeds % 4
+    expected = (p / step.race(depths, vocabulary)).argmax(-1)
+    assert torch.equal(step.first_arrival(p, depths), expected)
+
+
+def test_the_first_arrival_of_an_empty_batch() -> None:
+    nobody = torch.zeros(0, dtype=torch.int64)
+    assert StepNoise(nobody, nobody).first_arrival(torch.zeros(0, 300), nobody).shape == (0,)
+
+
+def test_the_earliest_exponential_there_is_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits of all ones make E = 2^-53, so a token of tiny probability arrives first, and only just."""
+    bits = torch.full((600,), (1 << 52) - 1000)
+    bits[599] = (1 << 52) - 1
+
+    def given(key: Tensor, index: Tensor) -> Tensor:
+        return bits[index] + key * 0
+
+    monkeypatch.setattr(noise, "_bits", given)
+    p = torch.ones(1, 600)
+    for share, winner in ((1 / 1990, 599), (1 / 2010, 0)):
+        p[0, 599] = share  # arrives at 2^-53 / share; the others at 999.5 · 2^-52
+        assert noise.first_arrival(p, torch.zeros(1, dtype=torch.int64)).tolist() == [winner]

@@ -70,7 +70,7 @@ def argmax(scores: Tensor) -> Tensor:
     vocabulary = scores.shape[-1]
     if vocabulary % _BLOCK:
         scores = torch.nn.functional.pad(scores, (0, -vocabulary % _BLOCK), value=-torch.inf)
-    blocks = scores.view(*scores.shape[:-1], -1, _BLOCK)
+    blocks = scores.view(*scores.shape[:-1], scores.shape[-1] // _BLOCK, _BLOCK)
     block = blocks.amax(-1).argmax(-1)
     inside = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, _BLOCK)).squeeze(-2)
     return block * _BLOCK + inside.argmax(-1)

@@ -91,11 +91,13 @@ def first_arrival(p: Tensor, key: Tensor) -> Tensor:
     tokens = torch.arange(p.shape[1], device=p.device)
     if p.device.type != "cpu":
         return exact.argmax(p / exponential(key[:, None], tokens))
+    if not p.shape[0]:
+        return key
     possible = p > 0
     if 8 * int(possible.sum()) > possible.numel():
         few = torch.cat([tokens[:: max(1, p.shape[1] // 256)].expand(p.shape[0], -1), exact.argmax(p)[:, None]], 1)
         t = (exponential(key[:, None], few) / p.gather(1, few)).amin(1, keepdim=True)  # [C, 1] float64
-        late = _bits(key[:, None], tokens).neg_().add_(1 << 52).to(p.dtype)  # (1 − U) · 2^52, within rounding
+        late = _bits(key[:, None], tokens).neg_().add_((1 << 52) - 1).to(p.dtype)  # (1 − U) · 2^52, rounded down
         possible = late <= p * (t * (2.0**52 * 1.001)).to(p.dtype)  # the thousandth covers the rounding
     row, token = possible.nonzero(as_tuple=True)
     scores = p[row, token] / exponential(key[row], token)
