@@ -96,9 +96,9 @@ def _residuals(tree: DraftTree, p: Tensor, node: Tensor, r: Tensor, mask: Tensor
     left = torch.zeros_like(r)
     at = node[chosen]
     if not chosen.numel():
-        return left, p[chosen, at], chosen
-    q_row = tree.q_rows[chosen, at, 0]
-    residual = (p[chosen, at].mul_(r[chosen].to(p.dtype)[:, None])).sub_(tree.q[chosen, q_row]).clamp_min_(0)
+        return left, p[:0, 0], chosen
+    q = rows(tree.q, tree.q_rows[chosen, at, 0], chosen)
+    residual = rows(p, at, chosen).mul_(r[chosen].to(p.dtype)[:, None]).sub_(q).clamp_min_(0)
     left[chosen] = exact.mass(residual)
     return left, residual, chosen
 

@@ -18,7 +18,7 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
 
 
 def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
-    return batched.follow(tree, lambda sequences, nodes, depths: exact.argmax(p[sequences, nodes]))
+    return batched.follow(tree, lambda sequences, nodes, depths: exact.argmax(batched.rows(p, nodes, sequences)))
 
 
 RULE = VerificationRule(

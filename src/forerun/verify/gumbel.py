@@ -23,7 +23,7 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
 
 def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
     def choose(sequences: Tensor, nodes: Tensor, depths: Tensor) -> Tensor:
-        return noise.take(sequences).first_arrival(p[sequences, nodes], depths)
+        return noise.take(sequences).first_arrival(batched.rows(p, nodes, sequences), depths)
 
     return batched.follow(tree, choose)
 

@@ -124,7 +124,7 @@ class _KSeqRemainder:
     def _laws(self, chosen: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
         assert self.tree.q_rows is not None, "only sampled trees have q"
         at = node[chosen]
-        return self.p[chosen, at], self._q()[chosen, self.tree.q_rows[chosen, at, 0]]
+        return rows(self.p, at, chosen), rows(self._q(), self.tree.q_rows[chosen, at, 0], chosen)
 
     def _draws(self, node: Tensor) -> Tensor:
         return (rows(self.tree.children, node) >= 0).sum(-1)

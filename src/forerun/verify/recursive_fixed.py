@@ -76,7 +76,7 @@ class _FixedRemainder:
         chosen = where(small)
         if chosen.numel():
             empty = small[chosen] & (exact.mass(left[chosen]) <= 0)
-            left[chosen] = torch.where(empty[:, None], self.p[chosen, node[chosen]], left[chosen])
+            left[chosen] = torch.where(empty[:, None], rows(self.p, node[chosen], chosen), left[chosen])
         return left
 
 

@@ -109,10 +109,10 @@ class SampledRemainder:
         if not chosen.numel():
             return
         self._write_out(mask & self.whole, trial.node)
-        before = self.row[chosen]
+        before = self.row.index_select(0, chosen)
         token = trial.token[chosen, None]
         scale, q_mass = self.scale[chosen], self.q_mass[chosen]
-        q = self._q()[chosen, trial.q_row[chosen]]
+        q = rows(self._q(), trial.q_row[chosen], chosen)
         if self.exhaust:
             drop_elder(q, self.tree, chosen, trial.node[chosen], trial.rank[chosen])
             left_of_q, fresh = q_mass.clone(), where(self.whole[chosen])
@@ -128,13 +128,13 @@ class SampledRemainder:
             left = torch.where(empty, scale, left)
             after = torch.where(empty[:, None], before, after)
         self.scale[chosen] = left
-        self.row[chosen] = after
+        self.row.index_copy_(0, chosen, after)
         self.whole = self.whole & ~mask
 
     def _write_out(self, mask: Tensor, node: Tensor) -> None:
         """The sequences of `mask` need p itself in `row`."""
         chosen = where(mask)
-        self.row[chosen] = self.p[chosen, node[chosen]]
+        self.row.index_copy_(0, chosen, rows(self.p, node[chosen], chosen))
 
     def move(self, mask: Tensor) -> None:
         self.whole = self.whole | mask

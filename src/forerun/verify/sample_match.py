@@ -21,7 +21,7 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
 
 def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
     def choose(sequences: Tensor, nodes: Tensor, depths: Tensor) -> Tensor:
-        return exact.draw(p[sequences, nodes], noise.take(sequences).final(depths))
+        return exact.draw(batched.rows(p, nodes, sequences), noise.take(sequences).final(depths))
 
     return batched.follow(tree, choose)
 

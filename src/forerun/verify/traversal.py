@@ -116,7 +116,7 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
             _leave(tree, p, state, walk, where(refused))
     weights = rows(p, walk.node)
     changed = where(~state.whole.gather(1, walk.lengths[:, None]).squeeze(1))
-    weights[changed] = state.weights[changed, walk.lengths[changed]]
+    weights.index_copy_(0, changed, rows(state.weights, walk.lengths[changed], changed))
     return walk.verdict(exact.draw(weights, noise.final(walk.lengths)))
 
 
@@ -155,22 +155,22 @@ def _leave(tree: DraftTree, p: Tensor, state: _Levels, walk: Walk, at: Tensor) -
     whole, scale, r = state.whole[at, level], state.scale[at, level], state.r[at, level]
     rank, q_mass = state.next[at, level], state.q_mass[at, level]
     fresh = where(whole)
-    before = state.weights[at, level]
-    before[fresh] = p[at[fresh], node[fresh]]
-    q = tree.q[at, tree.q_rows[at, node, 0]]
+    before = rows(state.weights, level, at)
+    before.index_copy_(0, fresh, rows(p, node[fresh], at[fresh]))
+    q = rows(tree.q, tree.q_rows[at, node, 0], at)
     drop_elder(q, tree, at, node, rank)  # what was deleted earlier has left q
     left_of_q = q_mass.clone()
-    left_of_q[fresh] = exact.mass(q[fresh])
+    left_of_q[fresh] = exact.mass(q.index_select(0, fresh))
     left_of_q -= exact.fixed(q.gather(1, token[:, None]).squeeze(1)).to(torch.float64) / exact.UNIT
 
     share = torch.where(q_mass > 0, 1 / q_mass, 0.0).to(before.dtype)
-    left = before * (r / scale).to(before.dtype)[:, None]
-    left = left.sub_(q.mul_(share[:, None])).clamp_min_(0)
+    left = (before * (r / scale).to(before.dtype)[:, None]).sub_(q.mul_(share[:, None])).clamp_min_(0)
     total = exact.mass(left)
     some = total > 0
-    if not some.all():
-        left = torch.where(some[:, None], left, before)
-    state.weights[at, level] = left
+    lost = ~some & (node == 0)  # only by rounding; below the root r becomes 0, and nothing is drawn from here
+    if lost.any():
+        left = torch.where(lost[:, None], before, left)
+    state.weights.view(-1, p.shape[2]).index_copy_(0, at * state.weights.shape[1] + level, left)
     state.scale[at, level] = torch.where(some, total, scale)
     new_r = torch.where(some, total / (total + 1 - r), 0.0)
     state.r[at, level] = torch.where(node == 0, r, new_r)

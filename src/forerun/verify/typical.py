@@ -67,7 +67,7 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
         wanted = accepted[:, node] & inner[:, node]
         if wanted.any():
             chosen = where(wanted)
-            entropy[chosen, node] = _entropy(p[chosen, node])
+            entropy[chosen, node] = _entropy(rows(p, torch.full_like(chosen, node), chosen))
     length, stop = torch.where(accepted, tree.depths, -1).max(-1)  # the first of equals
     on_path = rows(tree.ancestors, stop) & (tree.depths > 0)
     slots = torch.where(on_path, tree.depths - 1, tree.max_depth)
