@@ -36,6 +36,7 @@ check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m benchmarks.tables --check
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .

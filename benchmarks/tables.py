@@ -76,7 +76,10 @@ def footnote(result: dict[str, Any]) -> str:
 
 
 def load(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    path = ROOT / "results" / f"{name}.json"
+    if not path.exists():
+        raise SystemExit(f"results/{name}.json is missing: docs/log.md says which command makes it")
+    result: dict[str, Any] = json.loads(path.read_text())
     return result
 
 

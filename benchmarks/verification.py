@@ -27,10 +27,10 @@ from torch import Tensor
 
 from benchmarks.bytes_read import BytesRead, Ledger, watched
 from forerun.bench.provenance import provenance
-from forerun.core.drawing import iid_children, race_children, top_children
+from forerun.core.drawing import Drawing, iid_children, race_children, top_children
 from forerun.core.noise import StepNoise
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.trees.optimal import best_shape
 from forerun.verify.plain import PlainTree, PlainVerdict, SequenceNoise

@@ -184,3 +184,10 @@ def test_contexts_that_do_not_fit_are_refused() -> None:
 def test_context_tokens_outside_the_vocabulary_are_refused(prompt: list[int], output: list[int], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Context.of([prompt], [output], 4, torch.tensor([0]), torch.tensor([[-1]]))
+
+
+def test_a_drafted_token_outside_the_vocabulary() -> None:
+    nothing = torch.zeros(1, 4, dtype=torch.bool)
+    context = Context(nothing, nothing.long(), torch.tensor([0]), torch.tensor([[1, 4]]))
+    with pytest.raises(ValueError, match="drafted token lies outside the vocabulary of 4"):
+        law(torch.zeros(1, 4), LawSettings.of([SamplingParams(presence_penalty=1.0)]), context)

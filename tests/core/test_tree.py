@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from forerun.core.drawing import Drawing
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 
 VOCABULARY = 6
 FIXED, IID, INDEPENDENT, WITHOUT = Drawing.FIXED, Drawing.IID, Drawing.INDEPENDENT, Drawing.WITHOUT_REPLACEMENT
@@ -87,14 +88,14 @@ def test_padding_changes_nothing(forest: tuple[list[list[int]], list[list[int]]]
     q = laws(batch, size)
     starts = torch.arange(batch)
     padded = DraftTree.build(
-        torch.cat([tokens, torch.full((batch, extra), 3)], 1),
+        torch.cat([tokens, torch.full((batch, extra), 300)], 1),
         torch.cat([parents, torch.full((batch, extra), -1)], 1),
         starts,
-        WITHOUT,
+        IID,
         q=torch.cat([q, laws(batch, extra, seed=1)], 1),
     )
     for b in range(batch):
-        alone = DraftTree.build(tokens[b : b + 1], parents[b : b + 1], starts[b : b + 1], WITHOUT, q=q[b : b + 1])
+        alone = DraftTree.build(tokens[b : b + 1], parents[b : b + 1], starts[b : b + 1], IID, q=q[b : b + 1])
         row = padded.take(torch.tensor([b]))
         for name in ("tokens", "parents", "depths", "positions", "present"):
             assert torch.equal(getattr(row, name)[:, :size], getattr(alone, name)), name

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from forerun.core.drawing import Drawing
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 
 FIXED, IID, INDEPENDENT, WITHOUT = Drawing.FIXED, Drawing.IID, Drawing.INDEPENDENT, Drawing.WITHOUT_REPLACEMENT
 
@@ -21,7 +22,7 @@ def laws(batch: int, rows: int, vocabulary: int = 4) -> Tensor:
 
 def build(parents: list[list[int]], drawing: Drawing = FIXED, **options: Any) -> DraftTree:
     batch, size = len(parents), len(parents[0])
-    tokens = options.pop("tokens", torch.ones(batch, size, dtype=torch.int64))
+    tokens = options.pop("tokens", (torch.arange(size) % 4).expand(batch, -1))
     return DraftTree.build(tokens, torch.tensor(parents), torch.zeros(batch, dtype=torch.int64), drawing, **options)
 
 
@@ -172,12 +173,37 @@ def test_siblings_of_different_laws(drawing: Drawing) -> None:
     assert build([[-1, 0, 0]], drawing, q=q, q_rows=rows).width == 2
 
 
-def test_siblings_of_different_laws_after_an_absent_draw() -> None:
-    children, rows = torch.tensor([[[-1, 1, 2], [-1] * 3, [-1] * 3]]), torch.tensor([[[2, 0, 1], [0] * 3, [0] * 3]])
-    with pytest.raises(ValueError, match="must share one law"):
-        build([[-1, 0, 0]], IID, q=laws(1, 3), children=children, q_rows=rows)
-    rows[0, 0, 2] = 0  # now the only other row belongs to the draw that is not there
-    assert build([[-1, 0, 0]], IID, q=laws(1, 3), children=children, q_rows=rows).width == 3
+def test_draws_with_a_gap() -> None:
+    """The plain form would skip it and the batched form would stop there."""
+    children = torch.tensor([[[-1, 1, 2], [-1] * 3, [-1] * 3]])
+    with pytest.raises(ValueError, match="without gaps"):
+        build([[-1, 0, 0]], IID, q=laws(1, 3), children=children)
+
+
+def test_more_draws_than_announced() -> None:
+    children = torch.tensor([[[1, 1, 2], [-1] * 3, [-1] * 3]])
+    with pytest.raises(ValueError, match="max_draws is 2"):
+        build([[-1, 0, 0]], IID, q=laws(1, 3), children=children, max_draws=2)
+    assert build([[-1, 0, 0]], IID, q=laws(1, 3), children=children, max_draws=3).max_draws == 3
+
+
+@pytest.mark.parametrize("wrong", [0.0, float("nan"), -0.25, 3.0])
+@pytest.mark.parametrize("drawing", [IID, INDEPENDENT, WITHOUT])
+def test_a_q_the_token_cannot_have_come_from(drawing: Drawing, wrong: float) -> None:
+    q = laws(1, 2)
+    q[0, 0, 1] = wrong
+    with pytest.raises(ValueError, match="probability that a drafted token was drawn with"):
+        build([[-1, 0]], drawing, q=q)
+    q[0, 0, 1], q[0, 1, 1] = 0.25, wrong  # nothing was drawn from the second row
+    assert build([[-1, 0]], drawing, q=q).size == 2
+
+
+def test_equal_siblings_without_replacement() -> None:
+    tokens = torch.tensor([[0, 2, 2]])
+    with pytest.raises(ValueError, match="different tokens"):
+        build([[-1, 0, 0]], WITHOUT, q=laws(1, 3), tokens=tokens)
+    assert build([[-1, 0, 0]], IID, q=laws(1, 3), tokens=tokens).size == 3
+    assert build([[-1, 0, 1]], WITHOUT, q=laws(1, 3), tokens=tokens).size == 3
 
 
 def test_iid_paths_of_different_models() -> None:

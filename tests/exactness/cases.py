@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from importlib import import_module
 
 import forerun.trees
+from forerun.core.drawing import Drawing
 from forerun.core.params import SamplingParams
 from forerun.core.shape import TreeShape
-from forerun.core.tree import Drawing
 from forerun.verify.rule import VerificationRule, all_rules, why_not
 
 from .toy import MergedToyEngine, ToyEngine, ToyPair

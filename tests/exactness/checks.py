@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.drawing import Drawing
+from forerun.core.tree import DraftTree
 from forerun.verify.plain import PlainTree, Row
 from forerun.verify.rule import VerificationRule
 

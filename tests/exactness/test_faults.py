@@ -14,13 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from forerun.core.drawing import Drawing
 from forerun.core.law import LawSettings, law
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
+from forerun.core.verdict import Verdict
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
-from forerun.verify.rule import VerificationRule, all_rules
+from forerun.verify.rejection import SampledRemainder, reject_down
+from forerun.verify.rule import BatchNoise, VerificationRule, all_rules
 
 from .checks import check_empty_residual, check_everything_commits, check_law, check_zero_uniform, equal_pair
 from .toy import Draft, Replay, State, Text, ToyEngine, ToyPair
@@ -247,7 +250,7 @@ LAW_FAULTS: dict[str, tuple[type[ToyEngine], Setup]] = {
 def is_caught(engine: ToyEngine) -> bool:
     try:
         check_law(engine, 3, eos=frozenset({2}))
-    except AssertionError:
+    except (AssertionError, ValueError):  # a wrong law, or one that the tree itself refuses
         return True
     return False
 
@@ -292,6 +295,18 @@ def test_acceptance_at_equality_is_seen() -> None:
     """6: u = 0 has no length, so no law shows it; one number does."""
     with pytest.raises(AssertionError):
         check_zero_uniform(planted(accepts_at_equality, "chain_rejection"), IID)
+
+
+def test_a_fault_in_a_batched_form_is_seen() -> None:
+    """The batched form is replayed at every outcome of the reference: forgetting that refused tokens leave q shows."""
+
+    def keeps_refused_tokens(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
+        return reject_down(tree, SampledRemainder.start(tree, p, exhaust=False), noise)
+
+    setup: Setup = (WITHOUT_RULE, WITHOUT, TREE, PLAIN)
+    pair = ToyPair.random(3, seed=21)
+    assert not is_caught(ToyEngine(pair, *setup))
+    assert is_caught(ToyEngine(pair, replace(WITHOUT_RULE, batched=keeps_refused_tokens), *setup[1:]))
 
 
 def test_the_page_names_every_fault() -> None:

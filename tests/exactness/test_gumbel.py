@@ -1,7 +1,7 @@
 """Gumbel coupling: what comes out is, token for token, what plain sampling with the same seed gives.
 
-Whatever drafts: chains, trees of every shape, merged paths, random tokens, drafts pruned or reordered by looking at
-the noise itself, in any batch.
+Whatever drafts: chains, trees of every shape and random ones, merged paths, candidates coupled or not, random tokens,
+drafts that are reordered or pruned by looking at the very noise, in any batch.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from forerun.core.drawing import ABSENT, iid_children, race_children, top_children
+from forerun.core.drawing import ABSENT, Drawing, iid_children, race_children, top_children
 from forerun.core.law import LawSettings, law
 from forerun.core.noise import StepNoise
 from forerun.core.params import SamplingParams
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 from forerun.verify.plain import PlainTree, PlainVerdict, SequenceNoise
 from forerun.verify.rule import all_rules
 
@@ -29,6 +29,7 @@ PARAMS = {
     "plain": SamplingParams(),
     "nucleus": SamplingParams(temperature=0.8, top_p=0.95),
     "top_k": SamplingParams(top_k=5),
+    "min_p, bias": SamplingParams(min_p=0.02, logit_bias={3: 0.5, 5: float("-inf")}),
 }
 
 
@@ -69,12 +70,28 @@ def draft(shape: TreeShape, how: str, roots: Tensor, starts: Tensor, noise: Step
             drawn = iid_children(q, noise.draft(at, count))
         elif how == "reversed":
             drawn = race_children(q, noise.race(depth, VOCABULARY), VOCABULARY)[:, -count:].flip(-1)
+        elif how == "pruned":  # of the coupled candidates only those with an even number
+            drawn = race_children(q, noise.race(depth, VOCABULARY), count)
+            drawn = drawn.masked_fill(drawn % 2 == 1, ABSENT)
+        elif how == "random":
+            drawn = (noise.draft(at, count) * VOCABULARY).long()
         else:
             drawn = top_children(q, count)
         for rank, child in enumerate(children):
             present[:, child] = present[:, node] & (drawn[:, rank] != ABSENT)
             tokens[:, child] = drawn[:, rank].clamp_min(0)
-    return DraftTree.from_shape(shape, tokens, starts - 1, Drawing.FIXED, present=present)
+    if how != "iid":
+        return DraftTree.from_shape(shape, tokens, starts - 1, Drawing.FIXED, present=present)
+    paths = [[leaf_path(shape, row, leaf) for leaf in range(1, shape.size)] for row in tokens.tolist()]  # merged
+    return DraftTree.from_paths(roots.tolist(), paths, starts - 1, Drawing.FIXED)
+
+
+def leaf_path(shape: TreeShape, tokens: list[int], node: int) -> list[int]:
+    path: list[int] = []
+    while node > 0:
+        path.insert(0, tokens[node])
+        node = shape.parents[node]
+    return path
 
 
 def generate(
@@ -103,7 +120,7 @@ def generate(
 
 
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
-@pytest.mark.parametrize("how", ["coupled", "without_replacement", "iid", "fixed", "reversed"])
+@pytest.mark.parametrize("how", ["coupled", "without_replacement", "iid", "fixed", "reversed", "pruned", "random"])
 def test_same_text_as_plain_sampling(how: str, params: SamplingParams) -> None:
     p_logits, q_logits = table(1), table(1) + table(2) * 0.5
     seeds = torch.arange(48) * 7919

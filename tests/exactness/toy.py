@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerun.core.drawing import Drawing
 from forerun.core.law import Context, LawSettings, law
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 from forerun.verify.plain import PlainTree, PlainVerdict, Row
 from forerun.verify.rule import VerificationRule
 

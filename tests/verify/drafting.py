@@ -14,9 +14,10 @@ from torch import Generator, Tensor
 
 from forerun.core import drawing as draws
 from forerun.core import exact
+from forerun.core.drawing import Drawing
 from forerun.core.noise import StepNoise
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify.plain import PlainTree, Row
 from forerun.verify.rule import VerificationRule

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from forerun.core import drawing as draws
+from forerun.core.drawing import Drawing
 from forerun.core.noise import StepNoise
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 from forerun.verify.rule import all_rules
 
 from .drafting import Drafted, draw_trees, generator

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from forerun.core.drawing import Drawing
 from forerun.core.noise import StepNoise
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 from forerun.verify import batched
 from forerun.verify.plain import SequenceNoise
 from forerun.verify.rule import VerificationRule, all_rules, why_not

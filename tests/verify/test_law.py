@@ -19,9 +19,10 @@ from torch import Tensor
 
 from forerun.core import drawing as draws
 from forerun.core import exact
+from forerun.core.drawing import Drawing
 from forerun.core.noise import Purpose, StepNoise, row_key, uniform
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 from forerun.verify.rule import VerificationRule, all_rules, why_not
 
 TOKENS = 3

@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 import forerun.verify
-from forerun.core.tree import Drawing
+from forerun.core.drawing import Drawing
+from forerun.core.noise import StepNoise
+from forerun.core.tree import DraftTree
 from forerun.verify.rule import (
     HELPERS,
     VerificationRule,
@@ -174,3 +178,45 @@ RULE = replace(KNOWN, name="planted_rule")
 def test_a_module_without_a_rule_does_not_pass_unnoticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AttributeError, match="RULE"):
         find_rules_with("planted_stray", "def help_out() -> None: ...\n", tmp_path, monkeypatch)
+
+
+def chain_of(tokens: list[int], drawing: Drawing = Drawing.FIXED, **options: Tensor) -> DraftTree:
+    return DraftTree.chain(torch.tensor([tokens]), torch.tensor([0]), drawing, **options)
+
+
+@pytest.mark.parametrize("token", [3, 99])
+@pytest.mark.parametrize("rule", ["recursive_fixed", "typical", "gumbel", "sample_match"])
+def test_drafts_outside_the_vocabulary_are_refused(rule: str, token: int) -> None:
+    """A drafter with a padded vocabulary must not read, or commit, what is not there."""
+    p = torch.tensor([[[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]])
+    with pytest.raises(ValueError, match="outside the target's vocabulary of 3"):
+        all_rules()[rule].verify(chain_of([0, token]), p, StepNoise(torch.tensor([1]), torch.tensor([1])))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 3, 3), (2, 2, 3), (2, 3)])
+def test_laws_that_do_not_fit_the_tree_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"must be \[B, N, V\]"):
+        all_rules()["sample_match"].verify(
+            chain_of([0, 1]), torch.ones(shape) / 3, StepNoise(torch.tensor([1]), torch.tensor([1]))
+        )
+
+
+def test_laws_over_other_vocabularies_are_refused() -> None:
+    tree = chain_of([0, 1], Drawing.IID, q=torch.ones(1, 1, 4) / 4)
+    with pytest.raises(ValueError, match="p is over 3 tokens and q over 4"):
+        all_rules()["block"].verify(tree, torch.ones(1, 2, 3) / 3, StepNoise(torch.tensor([1]), torch.tensor([1])))
+
+
+def test_a_rule_looks_at_the_tree_it_gets() -> None:
+    """`pair` believes what it is told about the drafts; the rule sees them."""
+    q = torch.tensor([[[0.6, 0.3, 0.1]]]).expand(1, 3, 3)
+    tree = DraftTree.build(
+        torch.tensor([[0, 1, 2]]), torch.tensor([[-1, 0, 0]]), torch.tensor([0]), Drawing.WITHOUT_REPLACEMENT, q=q
+    )
+    p, noise = torch.ones(1, 3, 3) / 3, StepNoise(torch.tensor([1]), torch.tensor([1]))
+    for name in ("chain_rejection", "block"):
+        with pytest.raises(ValueError, match="these drafts branch"):
+            pair(name, tree.drawing, chain=True, greedy=False).verify(tree, p, noise)
+    with pytest.raises(ValueError, match="drawn iid, independent"):
+        all_rules()["recursive_iid"].verify(tree, p, noise)
+    assert all_rules()["traversal"].verify(tree, p, noise).lengths.shape == (1,)

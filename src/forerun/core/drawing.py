@@ -1,14 +1,31 @@
-"""How a drafter draws the children of a node from its law q.
-
-What a rule may assume about the children is written down in `Drawing`; these are the functions that make it true.
-"""
+"""How the children of a node are drawn: what a rule may assume about them, and the functions that make it true."""
 
 from __future__ import annotations
+
+from enum import Enum
 
 import torch
 from torch import Tensor
 
 from forerun.core import exact
+
+
+class Drawing(Enum):
+    """How the children of a node came about. The verification rule has to match it."""
+
+    FIXED = "fixed"
+    """A deterministic function of the context: top-k of a head, an n-gram, a retrieved text."""
+    IID = "iid"
+    """Independent samples of one law q per node."""
+    INDEPENDENT = "independent"
+    """Independent samples, each from a law of its own (several draft models)."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Samples of one law q per node, without replacement, in the order drawn."""
+
+    @property
+    def sampled(self) -> bool:
+        return self is not Drawing.FIXED
+
 
 ABSENT = -1
 """Where a law has fewer tokens than children are wanted."""

@@ -184,6 +184,10 @@ def _scores(logits: Tensor, settings: LawSettings, context: Context | None, mask
     if settings.penalises:
         if context is None:
             raise ValueError("penalties need the context of each row: pass context=Context(...)")
+        if bool((context.path >= logits.shape[1]).any()):
+            raise ValueError(
+                f"a drafted token lies outside the vocabulary of {logits.shape[1]}: check the context's path"
+            )
         seen, counts = context.seen()
         repetition = settings.repetition.to(scores.dtype)
         scaled = torch.where(scores > 0, scores / repetition, scores * repetition)

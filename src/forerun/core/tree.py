@@ -12,30 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from forerun.core import tree_checks
+from forerun.core.drawing import Drawing
 from forerun.core.shape import TreeShape
-
-
-class Drawing(Enum):
-    """How the children of a node came about. The verification rule has to match it."""
-
-    FIXED = "fixed"
-    """A deterministic function of the context: top-k of a head, an n-gram, a retrieved text."""
-    IID = "iid"
-    """Independent samples of one law q per node."""
-    INDEPENDENT = "independent"
-    """Independent samples, each from a law of its own (several draft models)."""
-    WITHOUT_REPLACEMENT = "without_replacement"
-    """Samples of one law q per node, without replacement, in the order drawn."""
-
-    @property
-    def sampled(self) -> bool:
-        return self is not Drawing.FIXED
 
 
 @dataclass(frozen=True)
@@ -83,7 +67,7 @@ class DraftTree:
                 f"{tuple(root_positions.shape)} do not fit: they must be [B, N], [B, N] and [B], N ≥ 1"
             )
         if check:
-            _refuse_bad_parents(parents)
+            tree_checks.refuse_bad_parents(parents)
         ancestors = _ancestors(parents)
         depths = ancestors.sum(-1) - 1
         if max_depth is None:
@@ -96,9 +80,11 @@ class DraftTree:
             if check and bool(((children >= 0).sum((1, 2)) != (parents >= 0).sum(1)).any()):
                 raise ValueError(f"width is {width}, but a node has more children")
         elif check:
-            _refuse_bad_children(parents, children)
+            tree_checks.refuse_bad_children(parents, children)
         if max_draws is None:
             max_draws = max_depth * children.shape[2]
+        elif check and bool(((children >= 0).sum((1, 2)) > max_draws).any()):
+            raise ValueError(f"max_draws is {max_draws}, but a tree has more draws")
         if drawing.sampled:
             if q is None:
                 raise ValueError(f"a tree drawn {drawing.value} needs q, the laws its tokens were drawn from")
@@ -106,10 +92,13 @@ class DraftTree:
                 nodes = torch.arange(tokens.shape[1], device=tokens.device)
                 q_rows = nodes[None, :, None].expand_as(children)
             if check:
-                _refuse_bad_draws(tokens, parents, children, q, q_rows, drawing)
-            q_rows = _or_first(q_rows, children >= 0)
+                tree_checks.refuse_bad_draws(tokens, parents, children, q, q_rows, drawing)
+            q_rows = tree_checks.or_first(q_rows, children >= 0)
         elif q is not None or q_rows is not None:
             raise ValueError("a fixed tree has no q: its tokens were not sampled")
+        drafted = parents >= 0
+        drafted[:, 0] = True
+        tokens = torch.where(drafted, tokens, 0)  # whatever stood in the padding must not index anything
         positions = root_positions[:, None] + depths
         return cls(tokens, parents, depths, positions, ancestors, drawing, children, q, q_rows, max_depth, max_draws)
 
@@ -306,70 +295,3 @@ def _children(parents: Tensor, width: int | None) -> Tensor:
     nodes = torch.arange(size, device=parents.device).expand(batch, -1)
     table.scatter_(1, slot, nodes)
     return table.view(batch, size, width + 1)[:, :, :width].contiguous()
-
-
-def _refuse_bad_parents(parents: Tensor) -> None:
-    nodes = torch.arange(parents.shape[1], device=parents.device)
-    if bool((parents[:, 0] != -1).any()):
-        raise ValueError("node 0 is the root: its parent must be -1")
-    bad = (parents < -1) | (parents >= nodes)
-    if bool(bad.any()):
-        b, node = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"sequence {b}: node {node} has parent {int(parents[b, node])}, but a parent must come before its "
-            f"child (a cycle or a wrong order)"
-        )
-    orphan = (parents >= 1) & (parents.gather(1, parents.clamp_min(0)) < 0)
-    if bool(orphan.any()):
-        b, node = orphan.nonzero()[0].tolist()
-        raise ValueError(f"sequence {b}: the parent of node {node} is padding")
-
-
-def _refuse_bad_children(parents: Tensor, children: Tensor) -> None:
-    nodes = torch.arange(parents.shape[1], device=parents.device)
-    if children.dim() != 3 or children.shape[:2] != parents.shape:
-        raise ValueError(f"children {tuple(children.shape)} do not fit {nodes.numel()} nodes: they must be [B, N, K]")
-    inside = children.clamp(0, nodes.numel() - 1)
-    mothers = parents.gather(1, inside.flatten(1)).view_as(children)
-    bad = (children != -1) & ((children != inside) | (mothers != nodes[:, None]))
-    if bool(bad.any()):
-        b, node, rank = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"sequence {b}: node {int(children[b, node, rank])} is listed as a child of {node} but is none"
-        )
-
-
-def _refuse_bad_draws(
-    tokens: Tensor, parents: Tensor, children: Tensor, q: Tensor, q_rows: Tensor, drawing: Drawing
-) -> None:
-    if q.dim() != 3 or q.shape[0] != tokens.shape[0]:
-        raise ValueError(f"q {tuple(q.shape)} does not fit {tokens.shape[0]} sequences: it must be [B, R, V]")
-    if q_rows.shape != children.shape:
-        raise ValueError(f"q_rows {tuple(q_rows.shape)} must have the width of children {tuple(children.shape)}")
-    drawn = children >= 0
-    if bool((drawn & ((q_rows < 0) | (q_rows >= q.shape[1]))).any()):
-        raise ValueError(f"a draw names a row of q that is not there: q has {q.shape[1]} rows")
-    token = tokens.gather(1, children.clamp_min(0).flatten(1)).view_as(children)
-    if bool((drawn & ((token < 0) | (token >= q.shape[2]))).any()):
-        raise ValueError(f"a drafted token lies outside q's vocabulary of {q.shape[2]}")
-    if drawing is not Drawing.INDEPENDENT and children.shape[2] > 0:
-        rows = _or_first(q_rows, drawn)
-        if bool((rows != rows[:, :, :1]).any()) and _laws_differ(q, rows):
-            raise ValueError(f"children drawn {drawing.value} must share one law: use 'independent' for several")
-
-
-def _or_first(q_rows: Tensor, drawn: Tensor) -> Tensor:
-    """q_rows with the row of the node's first real draw where nothing was drawn, and 0 where nothing ever was."""
-    if drawn.shape[-1] == 0:
-        return q_rows
-    first = drawn.to(torch.int64).argmax(-1, keepdim=True)
-    row = torch.where(drawn.any(-1, keepdim=True), q_rows.gather(-1, first), 0)
-    return torch.where(drawn, q_rows, row)
-
-
-def _laws_differ(q: Tensor, rows: Tensor) -> bool:
-    """Whether draws at one node come from laws that are really different."""
-    batch, size, width = rows.shape
-    vocabulary = q.shape[2]
-    laws = q.gather(1, rows.view(batch, -1, 1).expand(-1, -1, vocabulary)).view(batch, size, width, vocabulary)
-    return bool((laws != laws[:, :, :1]).any())

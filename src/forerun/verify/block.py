@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from forerun.core import exact
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.drawing import Drawing
+from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify.batched import Walk, bare, entries, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
@@ -108,6 +109,6 @@ RULE = VerificationRule(
     summary="judge a chain as a whole; accepts at least what chain rejection does",
     drawings=frozenset(d for d in Drawing if d.sampled),
     reference=reference,
-    verify=verify,
+    batched=verify,
     chain_only=True,
 )

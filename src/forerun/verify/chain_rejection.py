@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.drawing import Drawing
+from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
 from forerun.verify.rejection import SampledRemainder, reject_down
@@ -37,6 +38,6 @@ RULE = VerificationRule(
     summary="accept with probability p/q, else draw from what q left over",
     drawings=frozenset(d for d in Drawing if d.sampled),
     reference=reference,
-    verify=verify,
+    batched=verify,
     chain_only=True,
 )

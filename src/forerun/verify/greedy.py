@@ -26,6 +26,6 @@ RULE = VerificationRule(
     summary="follow the target's most likely token",
     drawings=ANY_DRAWING,
     reference=reference,
-    verify=verify,
+    batched=verify,
     greedy_only=True,
 )

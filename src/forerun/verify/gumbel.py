@@ -33,5 +33,5 @@ RULE = VerificationRule(
     summary="the token that plain sampling takes with the same seed",
     drawings=ANY_DRAWING,
     reference=reference,
-    verify=verify,
+    batched=verify,
 )

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from forerun.core import exact
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.drawing import Drawing
+from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify.batched import bare, entries, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
@@ -158,5 +159,5 @@ RULE = VerificationRule(
     summary="judge K draws of one law by one common bar",
     drawings=frozenset({Drawing.IID}),
     reference=reference,
-    verify=verify,
+    batched=verify,
 )

@@ -102,5 +102,5 @@ RULE = VerificationRule(
     summary="accept each candidate with its probability under what is left of p",
     drawings=ANY_DRAWING,
     reference=reference,
-    verify=verify,
+    batched=verify,
 )

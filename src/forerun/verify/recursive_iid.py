@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.drawing import Drawing
+from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
 from forerun.verify.rejection import SampledRemainder, reject_down
@@ -44,5 +45,5 @@ RULE = VerificationRule(
     summary="try independent draws in turn, each against what the last one left of p",
     drawings=frozenset({Drawing.IID, Drawing.INDEPENDENT}),
     reference=reference,
-    verify=verify,
+    batched=verify,
 )

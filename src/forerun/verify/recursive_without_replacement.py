@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.drawing import Drawing
+from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
 from forerun.verify.rejection import SampledRemainder, reject_down
@@ -47,5 +48,5 @@ RULE = VerificationRule(
     summary="try distinct draws in turn; a refused token leaves q too",
     drawings=frozenset({Drawing.WITHOUT_REPLACEMENT}),
     reference=reference,
-    verify=verify,
+    batched=verify,
 )

@@ -16,7 +16,8 @@ from typing import Protocol
 from torch import Tensor
 
 import forerun.verify
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.drawing import Drawing
+from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row
 
@@ -34,19 +35,37 @@ class BatchNoise(Protocol):
 
 @dataclass(frozen=True)
 class VerificationRule:
-    """`reference` judges one sequence and reads like the paper; `verify` judges a batch on its device.
-    Both give the same verdict for the same noise."""
+    """`reference` judges one sequence and reads like the paper; `batched` judges a batch on its device. Both give
+    the same verdict for the same noise. `verify` is `batched` behind a check that tree and laws fit."""
 
     name: str
     summary: str
     drawings: frozenset[Drawing]
     """The drawings under which the output has the target's law (for a lossy rule: those it accepts)."""
     reference: Callable[[PlainTree, list[Row], PlainNoise], PlainVerdict]
-    verify: Callable[[DraftTree, Tensor, BatchNoise], Verdict]
+    batched: Callable[[DraftTree, Tensor, BatchNoise], Verdict]
     lossless: bool = True
     chain_only: bool = False
     greedy_only: bool = False
     """Only at temperature 0."""
+
+    def verify(self, tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
+        """p [B, N, V] are the target's laws, one after the path to each node of the tree."""
+        if p.dim() != 3 or p.shape[:2] != tree.tokens.shape:
+            raise ValueError(
+                f"p {tuple(p.shape)} does not fit a tree of {tuple(tree.tokens.shape)}: it must be [B, N, V]"
+            )
+        if tree.q is not None and tree.q.shape[2] != p.shape[2]:
+            raise ValueError(
+                f"p is over {p.shape[2]} tokens and q over {tree.q.shape[2]}: pad the smaller law with zeros"
+            )
+        reason = why_not(self, tree.drawing, chain=tree.width <= 1, greedy=self.greedy_only)
+        if reason is not None:
+            raise ValueError(reason)
+        drafted = tree.tokens[:, 1:]
+        if bool(((drafted < 0) | (drafted >= p.shape[2])).any()):
+            raise ValueError(f"a drafted token lies outside the target's vocabulary of {p.shape[2]}")
+        return self.batched(tree, p, noise)
 
 
 HELPERS = frozenset({"batched", "plain", "rejection", "rule"})

@@ -31,5 +31,5 @@ RULE = VerificationRule(
     summary="draw from p, follow the draft that equals the draw",
     drawings=ANY_DRAWING,
     reference=reference,
-    verify=verify,
+    batched=verify,
 )

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from forerun.core import exact
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.drawing import Drawing
+from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 from forerun.verify.batched import Walk, bare, drop_elder, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass, positive
@@ -184,5 +185,5 @@ RULE = VerificationRule(
     summary="judge a tree from its leaves up; accepts more than recursive rejection",
     drawings=frozenset({Drawing.WITHOUT_REPLACEMENT}),
     reference=reference,
-    verify=verify,
+    batched=verify,
 )

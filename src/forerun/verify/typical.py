@@ -82,6 +82,6 @@ RULE = VerificationRule(
     summary="LOSSY: accept whatever is plausible under p",
     drawings=ANY_DRAWING,
     reference=reference,
-    verify=verify,
+    batched=verify,
     lossless=False,
 )
