@@ -7,9 +7,8 @@ import torch
 
 from forerun.bench import synthetic
 from forerun.bench.synthetic import Chunk, Drafts, Family, variation
-from forerun.core.drawing import race_children
+from forerun.core.drawing import Drawing, race_children
 from forerun.core.shape import TreeShape
-from forerun.core.tree import Drawing
 from forerun.trees.static import cartesian
 
 

@@ -17,12 +17,12 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from forerun.core.drawing import iid_children, race_children, top_children
+from forerun.core.drawing import Drawing, iid_children, race_children, top_children
 from forerun.core.law import LawSettings, law
 from forerun.core.noise import Purpose, StepNoise, row_key
 from forerun.core.params import SamplingParams
 from forerun.core.shape import TreeShape
-from forerun.core.tree import DraftTree, Drawing
+from forerun.core.tree import DraftTree
 
 _CALIBRATION = 1 << 20  # probabilities that τ is found on
 _LARGEST_NOISE = 32.0

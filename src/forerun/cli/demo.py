@@ -13,9 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from forerun.cli.console import output, progress
+from forerun.cli.files import write_whole
 from forerun.cli.plan import EXAMPLE
 from forerun.cli.plan import show as show_plan
-from forerun.cli.simulate import FAMILY, grid_rows, grid_table, progress, show_steps
+from forerun.cli.simulate import FAMILY, grid_rows, grid_table, show_steps
 from forerun.theory import plot
 from forerun.theory.comparison import Conditions, compare_chain
 from forerun.theory.measurements import Measurements
@@ -80,7 +82,7 @@ def how_far_to_draft(stage: Stage) -> None:
     stage.console.print(grid_table(rows, draft_cost=0.1))
     picture = stage.folder / "speedup.png"
     try:
-        plot.draw_speedup(picture, FAMILY, draft_cost=0.1)
+        write_whole(picture, plot.draw_speedup("png", FAMILY, draft_cost=0.1))
     except plot.NoMatplotlibError as error:
         stage.console.print(Text(f"No picture: {error}", style="yellow"))
     else:
@@ -136,7 +138,7 @@ def demo(
     [green]forerun demo[/]
     """
     folder.mkdir(parents=True, exist_ok=True)
-    stage = Stage(Console(highlight=False), folder)
+    stage = Stage(output(), folder)
     for number, (title, section) in enumerate(SECTIONS, start=1):
         stage.console.print()
         stage.console.rule(f"[bold]{number}. {title}[/]", align="left", style="cyan")

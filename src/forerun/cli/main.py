@@ -57,6 +57,9 @@ def forerun_command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in `SystemExit`."""
+    if sys.stdout is None:  # closed, as by `>&-`: nothing could be said, so nothing is done
+        _complain("there is no standard output: leave it open, or send it to /dev/null")
+        raise SystemExit(1)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without ■ shows ?, and goes on
@@ -65,7 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has left (`forerun ... | head`). Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+        code = 1
+    except OSError as error:
+        _complain(f"cannot write standard output: {error.strerror or error}")
+        _drop_output()
         code = 1
     raise SystemExit(code)
 
@@ -78,8 +85,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        where = f" {error.filename}" if error.filename is not None else ""
-        _complain(f"cannot open{where}: {error.strerror or error}")
+        if error.filename is None:  # not about a file that was named: printing failed
+            raise
+        _complain(f"cannot open {error.filename}: {error.strerror or error}")
         return 1
     except ValueError as error:
         _complain(str(error))
@@ -89,9 +97,17 @@ def _run(arguments: Sequence[str] | None) -> int:
     return 0
 
 
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _complain(message: str) -> None:
-    """One line on stderr; as `Text`, so that brackets in the message are not read as markup."""
+    """One line on stderr; as `Text`, so that brackets in the message are not read as markup.
+
+    What a terminal would obey, such as an escape sequence in a file's name, is spelled out.
+    """
     line = " ".join(f"forerun: {message}".split())
+    line = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line)
     Console(stderr=True, soft_wrap=True).print(Text(line, style="red"))
 
 

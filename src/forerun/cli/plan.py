@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from forerun.cli.console import output
 from forerun.theory.measurements import Measurements
 from forerun.theory.planner import Recommendation, Setting, at_batch, recommend
 from forerun.trees.optimal import best_shape
@@ -68,6 +69,7 @@ def plan(
     """Which drafter, how long a draft or how large a tree: recommended from measured times and acceptances.
 
     Says so where speculation would not pay. Nothing is assumed beyond the largest pass that was measured.
+    Chains of up to 64 drafts are tried, and trees of up to 256 rows, 16 levels and 16 children of a node.
 
     [bold]Examples[/]
 
@@ -91,19 +93,28 @@ def plan(
         answer = {"target": measured.target, "recommendations": [_as_dict(each) for each in recommendations]}
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))
         return
-    console = Console(highlight=False)
+    console = output()
     for recommendation in recommendations:
         console.print(show(recommendation))
 
 
 def _read(source: str) -> Measurements:
-    data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+    data = _standard_input() if source == "-" else Path(source).read_bytes()
     try:
         return Measurements.from_json(data.decode())
     except UnicodeDecodeError:
         raise ValueError(f"{source} is not text: give JSON in UTF-8") from None
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:  # closed, as by `<&-`
+        raise ValueError("cannot read standard input: it is closed")
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise ValueError(f"cannot read standard input: {error.strerror or error}") from None
 
 
 def _as_dict(recommendation: Recommendation) -> dict[str, Any]:
@@ -132,8 +143,8 @@ def _setting(setting: Setting) -> dict[str, Any]:
 
 def show(recommendation: Recommendation, alternatives: int = 7) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("", justify="right", style="dim")
-    table.add_column("drafter")
+    table.add_column("", justify="right", style="dim", no_wrap=True)
+    table.add_column("drafter", overflow="fold")
     table.add_column("setting", no_wrap=True)
     for title in ("tokens", "ms/step", "speedup"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -141,7 +152,7 @@ def show(recommendation: Recommendation, alternatives: int = 7) -> RenderableTyp
         error = f" ± {setting.standard_error:.3f}" if setting.standard_error else ""
         table.add_row(
             str(place),
-            setting.drafter,
+            Text(setting.drafter),  # a name is no markup
             setting.what,
             f"{setting.tokens_per_pass:.2f}",
             f"{setting.step_ms:.1f}",

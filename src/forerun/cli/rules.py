@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +14,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.cli.simulate import parse_list, progress
+from forerun.cli.console import output, progress
+from forerun.cli.files import check_writable, write_whole
+from forerun.cli.simulate import parse_list
 
 if TYPE_CHECKING:  # torch is loaded when a command needs it, not when the program starts
     from forerun.bench.rules import Gain, Level, Mean, Measurement
@@ -65,7 +65,7 @@ def rules(
     """
     numbers = {"vocabulary": vocabulary, "samples": samples, "depth": depth, "spread": spread, "seed": seed}
     given: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
-    console = Console(highlight=False)
+    console = output()
     if not measure:
         alone = {**given, "distance": distance, "out": out}
         if wrong := [name for name, value in alone.items() if value is not None]:
@@ -80,7 +80,7 @@ def rules(
     answer = {**measurement.as_dict(), "provenance": provenance(asdict(measurement.settings))}
     text = json.dumps(answer, indent=2, allow_nan=False)
     if out is not None:
-        _write(out, text + "\n")
+        write_whole(out, f"{text}\n".encode())
     if as_json:
         typer.echo(text)
         return
@@ -93,25 +93,10 @@ def _measure(given: dict[str, Any], out: Path | None) -> Measurement:
     from forerun.bench.rules import Settings, measure
 
     settings = Settings(**given)
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"cannot write {out}: make the folder {out.parent} first")
-    if out is not None and out.is_dir():
-        raise ValueError(f"cannot write {out}: it is a folder, so name a file in it")
+    if out is not None:
+        check_writable(out)
     with progress(settings.samples * len(settings.distances)) as advance:
         return measure(settings, advance)
-
-
-def _write(path: Path, text: str) -> None:
-    """All of the file or none of it: a temporary file beside it takes its name when it is complete."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False) as part:
-        try:
-            part.write(text)
-            part.close()
-            Path(part.name).chmod(0o644)
-            os.replace(part.name, path)
-        except BaseException:
-            Path(part.name).unlink()
-            raise
 
 
 # --- the list -----------------------------------------------------------------------------------------------
@@ -153,7 +138,7 @@ def listing(known: list[VerificationRule]) -> Text:
 
 
 def _drafts(rule: VerificationRule) -> str:
-    from forerun.core.tree import Drawing
+    from forerun.core.drawing import Drawing
 
     if rule.drawings == frozenset(Drawing):
         what = "of any kind"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -15,12 +14,14 @@ import typer
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from forerun.cli.console import output, print_whole, progress
+from forerun.cli.files import check_writable, write_whole
 from forerun.theory import checks, closed_form, plot
 from forerun.theory.comparison import Comparison, Conditions, compare_chain, compare_tree
+from forerun.theory.monte_carlo import MOST_ROUNDS
 from forerun.trees.static import cartesian
 
 FAMILY = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # what the picture shows around a single α
@@ -47,7 +48,7 @@ def simulate(
     max_gamma: Annotated[
         int, typer.Option(help="Longest draft considered for the best γ.", min=1, max=1024)
     ] = closed_form.LONGEST,
-    rounds: Annotated[int, typer.Option(help="Steps to simulate.")] = 100_000,
+    rounds: Annotated[int, typer.Option(help=f"Steps to simulate, at most {MOST_ROUNDS:,}.")] = 100_000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Draw speedup over γ to this .png, .svg or .pdf.")
@@ -68,7 +69,8 @@ def simulate(
     """
     conditions = Conditions(draft_cost, verify_cost, rounds, seed)
     if plot_file is not None:
-        plot.picture_format(plot_file)
+        kind = plot.picture_format(plot_file)
+        check_writable(plot_file)
     if tree is not None or ranks is not None:
         if alpha is not None or gamma is not None or plot_file is not None:
             raise ValueError("--tree has no --alpha, --gamma or --plot: leave them out, or leave out --tree")
@@ -79,14 +81,15 @@ def simulate(
         answer, picture = _chains(alphas, gammas, conditions, max_gamma)
         if plot_file is not None:
             lines = alphas if len(alphas) > 1 else [*FAMILY, *alphas]
-            with Console(stderr=True).status(f"Drawing {plot_file}"):
-                plot.draw_speedup(plot_file, lines, draft_cost, verify_cost, max(16, *gammas))
+            with Console(stderr=True).status(Text(f"Drawing {plot_file}")):
+                drawn = plot.draw_speedup(kind, lines, draft_cost, verify_cost, max(16, *gammas))
+                write_whole(plot_file, drawn)
             answer["plot"] = str(plot_file)
-            picture = Group(picture, Text(f"Picture: {plot_file}", style="dim"))
     if as_json:
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))
     else:
-        Console(highlight=False).print(picture)
+        written = [] if plot_file is None else [Text(f"Picture: {plot_file}", style="dim")]
+        print_whole(output(), picture, *written)
 
 
 def parse_list(option: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
@@ -262,7 +265,7 @@ def grid_table(rows: Sequence[dict[str, Any]], draft_cost: float) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
     )
-    table.add_column("α", justify="right", style="bold cyan")
+    table.add_column("α", justify="right", style="bold cyan", no_wrap=True)
     for gamma in gammas:
         table.add_column(f"γ = {gamma}", justify="right", no_wrap=True)
     table.add_column("best γ", justify="right", style="bold", no_wrap=True)
@@ -277,12 +280,3 @@ def grid_table(rows: Sequence[dict[str, Any]], draft_cost: float) -> Table:
         best = Text(f"{line[0]['best_gamma']}\n").append(f"{line[0]['best_speedup']:.2f}×", style="dim")
         table.add_row(f"{alpha:g}", *cells, best)
     return table
-
-
-@contextmanager
-def progress(rounds: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, gone when done; none where nobody watches."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Simulating", total=rounds)
-        yield lambda done: bar.update(task, advance=done)

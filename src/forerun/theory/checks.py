@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Sequence
 from numbers import Integral, Real
 
@@ -10,10 +11,28 @@ from numbers import Integral, Real
 ROUNDING = 1e-9
 
 
+class _Brief(reprlib.Repr):
+    """`repr` that is short whatever it is given: Python refuses to write out a number of 5,000 digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxstring = self.maxother = 40
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 128 else f"a number of about {round(x.bit_length() * math.log10(2))} digits"
+
+
+def briefly(value: object) -> str:
+    """A value as a refusal quotes it: one line, no control characters, never much longer than that."""
+    text = _Brief().repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def number(name: str, value: object) -> float:
     """A finite real number. True and False are not numbers here: in JSON they are a slip."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name} is {value!r}: give a number")
+        raise ValueError(f"{name} is {briefly(value)}: give a number")
     try:
         checked = float(value)
     except OverflowError:
@@ -46,12 +65,12 @@ def positive(name: str, value: object) -> float:
 
 def whole(name: str, value: object, least: int = 0, most: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} is {value!r}: give a whole number")
+        raise ValueError(f"{name} is {briefly(value)}: give a whole number")
     checked = int(value)
     if checked < least:
-        raise ValueError(f"{name} is {checked}: give {least} or more")
+        raise ValueError(f"{name} is {briefly(checked)}: give {least} or more")
     if most is not None and checked > most:
-        raise ValueError(f"{name} is {checked}: give {most} or less")
+        raise ValueError(f"{name} is {briefly(checked)}: give {most} or less")
     return checked
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forerun.theory import checks
 
@@ -29,7 +31,9 @@ class PassCosts:
         if not self.rows or self.rows[0] != 1:
             raise ValueError("the cost of 1 row is missing: measure plain decoding and put it first")
         if any(late <= early for early, late in zip(self.rows, self.rows[1:], strict=False)):
-            raise ValueError(f"row counts {list(self.rows)} do not increase: sort them and drop repeats")
+            raise ValueError(
+                f"row counts {checks.briefly(list(self.rows))} do not increase: sort them and drop repeats"
+            )
 
     @classmethod
     def in_target_passes(cls, cost_by_rows: Mapping[int, float]) -> PassCosts:
@@ -59,4 +63,9 @@ class PassCosts:
         checks.whole("rows", rows, least=1)
         if rows > self.most_rows:
             raise ValueError(f"no pass with {rows} rows was measured: measure one, or stay within {self.most_rows}")
-        return float(np.interp(rows, self.rows, np.maximum.accumulate(self.costs)))
+        return float(np.interp(rows, *self._points))
+
+    @cached_property
+    def _points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Row counts and the running maximum of the costs: made once, asked for hundreds of times."""
+        return np.asarray(self.rows, dtype=np.float64), np.maximum.accumulate(np.asarray(self.costs))

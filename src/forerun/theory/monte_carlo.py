@@ -23,6 +23,7 @@ Progress = Callable[[int], None]
 
 BLOCK = 1 << 21  # random numbers held at once; a constant, so that a seed means the same everywhere
 OPENING = 32
+MOST_ROUNDS = 100_000_000  # minutes of work; the standard error is far below what is shown
 LONGEST = 4096  # drafts of a simulated chain; more would need the memory of a block for one round
 
 
@@ -106,7 +107,7 @@ def _collect(
     seed: int,
     progress: Progress | None,
 ) -> Simulation:
-    rounds = checks.whole("rounds", rounds, least=2)  # one round has no standard error
+    rounds = checks.whole("rounds", rounds, least=2, most=MOST_ROUNDS)  # one round has no standard error
     generator = np.random.default_rng(checks.whole("seed", seed))
     histogram = np.zeros(depth + 2, dtype=np.int64)
     opening: list[int] = []

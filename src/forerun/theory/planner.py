@@ -28,8 +28,15 @@ from forerun.theory.measurements import Acceptance, DrafterMeasurements, Measure
 BestShape = Callable[[Sequence[float], int, int], tuple[TreeShape, float]]
 """(acceptance by rank, most nodes with the root, most levels) → (the best tree, its expected tokens)."""
 
-DEEPEST_TREE = 8  # levels tried when the measurements give no max_depth
-DENSE = 32  # tree sizes are all tried up to here, then in steps of an eighth
+# What is tried. More would take minutes and gain nothing: long before, a draft is unlikely to be reached.
+LONGEST_CHAIN = 64
+MOST_CHILDREN = 16  # of a node of a tree
+DEEPEST_TREE = 8  # levels, when the measurements give no max_depth
+LEVELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+ROWS = (*range(2, 33), *range(36, 65, 4), 80, 96, 112, 128, 160, 192, 224, 256)  # of a tree
+WORK = (
+    220_000_000  # (rows² + 2000) · children · levels over all trees, about two seconds; the largest are left out first
+)
 PER_DRAFTER = 2  # settings of one drafter that are listed as alternatives
 
 
@@ -91,17 +98,33 @@ class Recommendation:
         return f"{text}." if self.sure else f"{text}; within two standard errors of no gain, so measure more."
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """A shape that a drafter may draft: what it yields does not depend on the batch size, only its time does."""
+
+    shape: TreeShape
+    tokens: float
+    error: float | None  # of the tokens
+
+
 def recommend(measurements: Measurements, best_shape: BestShape) -> tuple[Recommendation, ...]:
     """One recommendation per measured batch size."""
-    shape_of = cache(best_shape)  # the trees do not depend on the batch size, only their worth does
-    return tuple(_recommend(passes, measurements.drafters, shape_of) for passes in measurements.passes)
+    most_rows = max(passes.ms.most_rows for passes in measurements.passes)
+    trees = sum(drafter.kind == "tree" for drafter in measurements.drafters)
+    shape_of = cache(best_shape)  # drafters may share their acceptance
+    drafts = []
+    for drafter in measurements.drafters:
+        shapes = _shapes(drafter, most_rows, shape_of, WORK // max(1, trees))
+        drafts.append((drafter, [_draft(drafter.acceptance, shape) for shape in shapes]))
+    return tuple(_recommend(passes, drafts) for passes in measurements.passes)
 
 
-def _recommend(passes: TargetPasses, drafters: Sequence[DrafterMeasurements], best_shape: BestShape) -> Recommendation:
+def _recommend(passes: TargetPasses, drafts: Sequence[tuple[DrafterMeasurements, list[_Draft]]]) -> Recommendation:
     plain_ms = passes.ms.one_row
     ranked = [Setting("plain", "plain", TreeShape.chain(0), 1.0, plain_ms, 1.0, 0.0)]
-    for drafter in drafters:
-        settings = [_setting(drafter, shape, passes) for shape in _shapes(drafter, passes, best_shape)]
+    for drafter, tried in drafts:
+        # Nothing is known of passes with more rows than were measured.
+        settings = [_setting(drafter, each, passes) for each in tried if each.shape.size <= passes.ms.most_rows]
         # Of equally fast ones the smaller: it leaves room for other sequences.
         settings.sort(key=lambda setting: (-setting.speedup, setting.rows))
         ranked += settings[:PER_DRAFTER]
@@ -111,45 +134,46 @@ def _recommend(passes: TargetPasses, drafters: Sequence[DrafterMeasurements], be
     return Recommendation(passes.batch, best, tuple(others))
 
 
-def _shapes(drafter: DrafterMeasurements, passes: TargetPasses, best_shape: BestShape) -> Iterator[TreeShape]:
-    """Every shape worth a look; none has more rows than were measured."""
-    most_rows = min(passes.ms.most_rows, drafter.max_rows or passes.ms.most_rows)
+def _shapes(drafter: DrafterMeasurements, most_rows: int, best_shape: BestShape, work: int) -> Iterator[TreeShape]:
+    """Every shape worth a look, as far as the work allows."""
+    most_rows = min(most_rows, drafter.max_rows or most_rows)
     if drafter.kind == "chain":
-        longest = min(most_rows - 1, drafter.max_depth or most_rows)
+        longest = min(most_rows - 1, drafter.max_depth or LONGEST_CHAIN, LONGEST_CHAIN)
         if drafter.acceptance.by_depth is not None:
             longest = min(longest, len(drafter.acceptance.by_depth))  # deeper was never measured
         yield from (TreeShape.chain(length) for length in range(1, longest + 1))
         return
     assert drafter.acceptance.by_rank is not None
+    ranks = drafter.acceptance.by_rank[:MOST_CHILDREN]
+    deepest = min(drafter.max_depth or DEEPEST_TREE, LEVELS[-1])
+    levels = sorted({deepest, *(level for level in LEVELS if level < deepest)})
     seen: set[TreeShape] = set()
-    for size in _sizes(most_rows):
-        for depth in range(1, min(size - 1, drafter.max_depth or DEEPEST_TREE) + 1):
-            shape, _ = best_shape(drafter.acceptance.by_rank, size, depth)
+    for rows in (rows for rows in ROWS if rows <= most_rows):
+        within = [level for level in levels if level < rows]
+        work -= (rows * rows + 2000) * len(ranks) * sum(within)  # 2000: what numpy takes to begin
+        if work < 0:
+            return
+        for level in within:
+            shape, _ = best_shape(ranks, rows, level)
             if shape not in seen and shape.size > 1:
                 seen.add(shape)
                 yield shape
 
 
-def _sizes(most_rows: int) -> Iterator[int]:
-    size = 2
-    while size < most_rows:
-        yield size
-        size += 1 if size < DENSE else size // 8
-    if most_rows > 1:
-        yield most_rows
+def _draft(acceptance: Acceptance, shape: TreeShape) -> _Draft:
+    tokens, gradient = _tokens_and_gradient(acceptance, shape)
+    if acceptance.samples is None:
+        return _Draft(shape, tokens, None)
+    return _Draft(shape, tokens, math.sqrt(max(0.0, _variance(acceptance, acceptance.samples, gradient))))
 
 
-def _setting(drafter: DrafterMeasurements, shape: TreeShape, passes: TargetPasses) -> Setting:
-    tokens, gradient = _tokens_and_gradient(drafter.acceptance, shape)
+def _setting(drafter: DrafterMeasurements, draft: _Draft, passes: TargetPasses) -> Setting:
+    shape = draft.shape
     draft_ms = drafter.overhead_ms + shape.depth * drafter.step_ms[passes.batch]
     step_ms = passes.ms.at(shape.size) + draft_ms
     per_token = passes.ms.one_row / step_ms  # what a token per step is worth in speedup
-    error = None
-    if drafter.acceptance.samples is not None:
-        # Delta method: Var E = gᵀ C g with g = ∂E/∂a and C the covariance of the measured acceptances a.
-        covariance = _covariance(drafter.acceptance, drafter.acceptance.samples, len(gradient))
-        error = per_token * math.sqrt(max(0.0, float(gradient @ covariance @ gradient)))
-    return Setting(drafter.name, drafter.kind, shape, tokens, step_ms, tokens * per_token, error)
+    error = None if draft.error is None else per_token * draft.error
+    return Setting(drafter.name, drafter.kind, shape, draft.tokens, step_ms, draft.tokens * per_token, error)
 
 
 def _tokens_and_gradient(acceptance: Acceptance, shape: TreeShape) -> tuple[float, NDArray[np.float64]]:
@@ -159,7 +183,7 @@ def _tokens_and_gradient(acceptance: Acceptance, shape: TreeShape) -> tuple[floa
     ∂(r·a_i)/∂a_j = a_i·∂r/∂a_j + [i = j]·r. No division, so an acceptance of 0 needs no special case.
     """
     if acceptance.by_rank is not None:
-        values, which = acceptance.by_rank, shape.ranks
+        values, which = acceptance.by_rank[: shape.width], shape.ranks
     elif acceptance.by_depth is not None:
         values, which = acceptance.by_depth[: shape.depth], tuple(depth - 1 for depth in shape.depths)
     else:
@@ -175,25 +199,26 @@ def _tokens_and_gradient(acceptance: Acceptance, shape: TreeShape) -> tuple[floa
     return math.fsum(reach), np.sum(slopes, axis=0)
 
 
-def _covariance(acceptance: Acceptance, samples: int, count: int) -> NDArray[np.float64]:
-    """Of the measured numbers.
+def _variance(acceptance: Acceptance, samples: int, gradient: NDArray[np.float64]) -> float:
+    """Of E[tokens], by the delta method: gᵀ C g with g = ∂E/∂a and C the covariance of the measured numbers a.
 
     Half a success and half a failure are added to each count (Jeffreys): ten acceptances out of ten are not
     certainty.
     """
     if acceptance.by_rank is not None:
         # Shares of one multinomial, the rest being "no child": C = (diag(a) − a aᵀ)/n.
-        shares = (np.asarray(acceptance.by_rank) * samples + 0.5) / (samples + 0.5 * (count + 1))
-        return np.asarray((np.diag(shares) - np.outer(shares, shares)) / samples)
+        values = np.asarray(acceptance.by_rank[: len(gradient)])
+        shares = (values * samples + 0.5) / (samples + 0.5 * (len(acceptance.by_rank) + 1))
+        return float(gradient**2 @ shares - (gradient @ shares) ** 2) / samples
     if acceptance.by_depth is not None:
-        values = np.asarray(acceptance.by_depth[:count])
+        values = np.asarray(acceptance.by_depth[: len(gradient)])
         # Depth d is decided only in the chains that got there.
         decided = np.maximum(samples * np.asarray(closed_form.chain_reach(values.tolist())[:-1]), 1.0)
     else:
         assert acceptance.alpha is not None
         values, decided = np.asarray([acceptance.alpha]), np.asarray([float(samples)])
     rates = (values * decided + 0.5) / (decided + 1.0)
-    return np.diag(rates * (1.0 - rates) / decided)
+    return float(gradient**2 @ (rates * (1.0 - rates) / decided))
 
 
 def at_batch(measurements: Measurements, batch: int) -> Measurements:

@@ -5,7 +5,7 @@ Matplotlib is an extra and slow to load, so it is imported when a picture is ask
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +25,10 @@ class NoMatplotlibError(ValueError):
 
 
 def draw_speedup(
-    path: Path, alphas: Sequence[float], draft_cost: float, verify_cost: float = 1.0, max_gamma: int = 16
-) -> None:
-    """Write the picture to `path` in the format its suffix names; the file appears whole or not at all."""
-    kind = picture_format(path)
+    kind: str, alphas: Sequence[float], draft_cost: float, verify_cost: float = 1.0, max_gamma: int = 16
+) -> bytes:
+    """The content of a picture file of one of the `FORMATS`."""
+    assert kind in FORMATS
     if not alphas:
         raise ValueError("there is no alpha to draw: give at least one")
     try:
@@ -40,14 +40,9 @@ def draw_speedup(
     FigureCanvasAgg(figure)  # draws without a display
     _draw(figure, sorted(set(alphas)), draft_cost, verify_cost, max_gamma)
 
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        figure.savefig(unfinished, format=kind, dpi=160)
-        unfinished.replace(path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=160)
+    return content.getvalue()
 
 
 def picture_format(path: Path) -> str:
@@ -55,8 +50,6 @@ def picture_format(path: Path) -> str:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
         raise ValueError(f"cannot draw {path}: end the name in .png, .svg or .pdf")
-    if not path.parent.is_dir():
-        raise ValueError(f"cannot write {path}: make the folder {path.parent} first")
     return kind
 
 
