@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from forerun.core.shape import TreeShape
@@ -28,3 +29,11 @@ def shapes_of(nodes: int) -> list[TreeShape]:
 
 def shapes_up_to(nodes: int) -> list[TreeShape]:
     return [shape for count in range(1, nodes + 1) for shape in shapes_of(count)]
+
+
+def expected_tokens(shape: TreeShape, accuracies: Sequence[Sequence[float]]) -> float:
+    """Tokens per pass: 1 for the target's own token plus, per drafted node, the chance that its path is right."""
+    chances = [1.0]
+    for parent, depth, rank in zip(shape.parents[1:], shape.depths[1:], shape.ranks[1:], strict=True):
+        chances.append(chances[parent] * accuracies[depth - 1][rank])
+    return sum(chances)

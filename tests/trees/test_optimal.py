@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from forerun.core.shape import TreeShape
 from forerun.trees.optimal import best_shape, choose
-from forerun.trees.static import expected_tokens
-from tests.trees.all_shapes import shapes_up_to
+from tests.trees.all_shapes import expected_tokens, shapes_up_to
 
 # Ranks in any order (acceptance need not fall with the rank), zeros and ties included, sum at most 1.
 acceptances = st.lists(st.sampled_from([0, 1, 2, 5, 9]), min_size=1, max_size=4).map(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.trees.static import cartesian, expected_tokens, greedy
-from tests.trees.all_shapes import shapes_up_to
+from forerun.trees.static import cartesian, greedy
+from tests.trees.all_shapes import expected_tokens, shapes_up_to
 
 coarse = st.sampled_from([0.0, 0.125, 0.25, 0.5, 0.75, 1.0])
 tables = st.lists(st.lists(coarse, max_size=4), max_size=4)
@@ -101,21 +101,9 @@ def test_zero_accuracy_ends_the_siblings() -> None:
     assert greedy([], 10).size == 1
 
 
-def test_expected_tokens_by_hand() -> None:
-    table = [[0.6, 0.2], [0.5, 0.1]]
-    assert expected_tokens(cartesian([2, 2]), table) == pytest.approx(1 + 0.6 + 0.2 + (0.6 + 0.2) * (0.5 + 0.1))
-    assert expected_tokens(cartesian([]), []) == 1
-
-
 def test_bad_values_are_refused() -> None:
     for accuracy in [-0.1, 1.1, math.nan]:
         with pytest.raises(ValueError, match=r"accuracies\[1\]\[0\]"):
             greedy([[0.5], [accuracy]], 3)
-        with pytest.raises(ValueError, match=r"accuracies\[0\]\[1\]"):
-            expected_tokens(cartesian([1]), [[0.5, accuracy]])
     with pytest.raises(ValueError, match="size is 0"):
         greedy([[0.5]], 0)
-    with pytest.raises(ValueError, match="one per depth"):
-        expected_tokens(cartesian([1, 1]), [[0.5]])
-    with pytest.raises(ValueError, match="measure that rank"):
-        expected_tokens(cartesian([2]), [[0.5]])

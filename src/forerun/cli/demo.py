@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,4 +147,5 @@ def demo(
         stage.console.print()
         section(stage)
     stage.console.print()
-    stage.console.print("Next: [green]forerun simulate --help[/], [green]forerun plan --example > measurements.json[/]")
+    forerun = "forerun" if shutil.which("forerun") else sys.argv[0]
+    stage.console.print(f"Next: {forerun} simulate --help, {forerun} rules, {forerun} plan --example", style="green")

@@ -1,9 +1,9 @@
 """Arithmetic that gives the same bits on every device, in every batch and in every order.
 
-A rule's verdict hangs on comparisons. If two devices add up 49,152 probabilities in different orders,
-the sums differ in the last bit and, once in a few thousand draws, so does the token. Hence two rules here:
-sums are taken over integers, where order does not matter, and logarithms are made of additions,
-multiplications and divisions alone, which IEEE 754 rounds the same way everywhere.
+A rule's verdict hangs on comparisons. If two devices add up 49,152 probabilities in different orders, the sums differ
+in the last bits and, several times in a hundred draws, so does the token (docs/log.md). Hence two rules here: sums are
+taken over integers, where order does not matter, and logarithms are made of additions, multiplications and divisions
+alone, which IEEE 754 rounds the same way everywhere.
 """
 
 from __future__ import annotations

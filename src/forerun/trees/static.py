@@ -66,23 +66,6 @@ def greedy(accuracies: Sequence[Sequence[float]], size: int) -> TreeShape:
     return TreeShape.from_rank_paths(products)
 
 
-def expected_tokens(shape: TreeShape, accuracies: Sequence[Sequence[float]]) -> float:
-    """Tokens per pass: 1 for the target's own token plus, per drafted node, the chance its path is right.
-
-    Siblings are different tokens, at most one of which is right, so the chances of one depth add up.
-    """
-    _check(accuracies)
-    if shape.depth > len(accuracies):
-        raise ValueError(f"the tree is {shape.depth} deep and accuracies has {len(accuracies)} rows: one per depth")
-    probabilities = [1.0]
-    for node, (depth, rank) in enumerate(zip(shape.depths[1:], shape.ranks[1:], strict=True), start=1):
-        row = accuracies[depth - 1]
-        if rank >= len(row):
-            raise ValueError(f"node {node} has rank {rank} and accuracies[{depth - 1}] ends before: measure that rank")
-        probabilities.append(probabilities[shape.parents[node]] * row[rank])
-    return sum(probabilities)
-
-
 def _check(accuracies: Sequence[Sequence[float]]) -> None:
     for depth, row in enumerate(accuracies):
         for rank, accuracy in enumerate(row):
