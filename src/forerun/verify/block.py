@@ -72,9 +72,8 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
         r = torch.where(walk.active, ratio, r)
         walk.move(walk.active, child)
         inner = rows(tree.children, walk.node)[:, 0] >= 0
-        h = r.clone()  # the end of the chain
         left = _residuals(tree, p, walk.node, r, inner & walk.active)[0]
-        h = torch.where(inner, torch.where(left > 0, left / (left + 1 - r), 0.0), h)
+        h = torch.where(inner, torch.where(left > 0, left / (left + 1 - r), 0.0), r)  # r at the end of the chain
         accepted = walk.active & (noise.accept(walk.node) < h)
         stop = torch.where(accepted, walk.node, stop)
         stop_r = torch.where(accepted, r, stop_r)
@@ -82,8 +81,8 @@ def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
     weights = rows(p, stop)
     inner = rows(tree.children, stop)[:, 0] >= 0
     left, residual, chosen = _residuals(tree, p, stop, stop_r, inner)
-    if chosen.numel():
-        weights[chosen] = torch.where((left[chosen] > 0)[:, None], residual, weights[chosen])
+    some = left[chosen] > 0  # empty only by rounding
+    weights.index_copy_(0, chosen[some], residual[some])
     kept = torch.arange(tree.max_depth, device=p.device) < length[:, None]
     nodes = walk.nodes.masked_fill(~kept, -1)
     return Verdict(nodes, length, exact.draw(weights, noise.final(length)), stop)
@@ -96,8 +95,6 @@ def _residuals(tree: DraftTree, p: Tensor, node: Tensor, r: Tensor, mask: Tensor
     chosen = where(mask)
     left = torch.zeros_like(r)
     at = node[chosen]
-    if not chosen.numel():
-        return left, p[:0, 0], chosen
     q = rows(tree.q, tree.q_rows[chosen, at, 0], chosen)
     residual = rows(p, at, chosen).mul_(r[chosen].to(p.dtype)[:, None]).sub_(q).clamp_min_(0)
     left[chosen] = exact.mass(residual)

@@ -50,7 +50,7 @@ class Remainder(Protocol):
 def reject_down(tree: DraftTree, remainder: Remainder, noise: BatchNoise) -> Verdict:
     walk = Walk.start(tree)
     rank = torch.zeros_like(walk.node)
-    row_of = tree.q_rows if tree.q_rows is not None else tree.children
+    row_of = tree.q_rows if tree.q_rows is not None else tree.children  # fixed trees have no q, and nobody asks
     for _ in range(0 if bare(tree) else min(tree.max_draws, tree.max_depth * tree.width)):
         at = rank.clamp_max(tree.width - 1)[:, None]
         child = rows(tree.children, walk.node).gather(1, at).squeeze(1)
