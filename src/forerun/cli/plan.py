@@ -69,7 +69,8 @@ def plan(
     """Which drafter, how long a draft or how large a tree: recommended from measured times and acceptances.
 
     Says so where speculation would not pay. Nothing is assumed beyond the largest pass that was measured.
-    Chains of up to 64 drafts are tried, and trees of up to 256 rows, 16 levels and 16 children of a node.
+    Chains of up to 64 drafts are tried, and trees of up to 256 rows, 16 levels and 16 children of a node (fewer rows
+    where many tree drafters, levels and children are asked for at once, so that a plan takes seconds).
 
     [bold]Examples[/]
 

@@ -34,9 +34,8 @@ MOST_CHILDREN = 16  # of a node of a tree
 DEEPEST_TREE = 8  # levels, when the measurements give no max_depth
 LEVELS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 ROWS = (*range(2, 33), *range(36, 65, 4), 80, 96, 112, 128, 160, 192, 224, 256)  # of a tree
-WORK = (
-    220_000_000  # (rows² + 2000) · children · levels over all trees, about two seconds; the largest are left out first
-)
+# (rows² + 2000) · children · levels, over all trees: about two seconds. The largest trees are left out first.
+WORK = 220_000_000
 PER_DRAFTER = 2  # settings of one drafter that are listed as alternatives
 
 
