@@ -17,10 +17,20 @@ from forerun.core.drawing import Drawing
 from forerun.core.noise import StepNoise
 from forerun.core.shape import TreeShape
 from forerun.core.tree import DraftTree
-from forerun.verify.plain import PlainTree, Row
+from forerun.verify.plain import PlainTree
 from forerun.verify.rule import VerificationRule, all_rules, why_not
 
-from .drafting import CHAIN_FORMS, TREE_FORMS, Drafted, draw_trees, generator, random_drafts, random_noise, verdicts
+from .drafting import (
+    CHAIN_FORMS,
+    TREE_FORMS,
+    Drafted,
+    OneNoise,
+    draw_trees,
+    generator,
+    random_drafts,
+    random_noise,
+    verdicts,
+)
 
 LARGEST = 1 - 2.0**-52
 """The largest uniform there is; the smallest is 0."""
@@ -81,27 +91,9 @@ class TableNoise:
         return TableNoise(self.accepts[sequences], self.finals[sequences], self.races[sequences])
 
 
-@dataclass(frozen=True)
-class OneTableNoise:
+def one_sequence(table: TableNoise, b: int) -> OneNoise:
     """The same for sequence b, as the plain forms want it."""
-
-    accepts: list[list[float]]
-    finals: list[float]
-    races: Row
-
-    @classmethod
-    def of(cls, table: TableNoise, b: int) -> OneTableNoise:
-        return cls(table.accepts[b].tolist(), table.finals[b].tolist(), table.races[b].numpy())
-
-    def accept(self, node: int, rank: int = 0) -> float:
-        return self.accepts[node][rank]
-
-    def final(self, depth: int) -> float:
-        return self.finals[depth]
-
-    def race(self, depth: int) -> Row:
-        row: Row = self.races[depth]
-        return row
+    return OneNoise(table.accepts[b].tolist(), table.finals[b].tolist(), table.races[b].numpy())
 
 
 def judge(rule: VerificationRule, drafted: Drafted, noise: TableNoise) -> list[tuple[tuple[int, ...], int]]:
@@ -109,7 +101,7 @@ def judge(rule: VerificationRule, drafted: Drafted, noise: TableNoise) -> list[t
     found = verdicts(rule.verify(drafted.tree, drafted.p, noise))
     for b, (path, token) in enumerate(found):
         rows = list(drafted.p[b].numpy())
-        plain = rule.reference(PlainTree.of(drafted.tree, b), rows, OneTableNoise.of(noise, b))
+        plain = rule.reference(PlainTree.of(drafted.tree, b), rows, one_sequence(noise, b))
         assert (plain.path, plain.token) == (path, token), f"sequence {b}"
     return found
 

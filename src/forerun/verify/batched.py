@@ -45,14 +45,19 @@ def where(mask: Tensor) -> Tensor:
     return mask.nonzero().squeeze(1)
 
 
-def drop_elder(q: Tensor, tree: DraftTree, sequences: Tensor, nodes: Tensor, rank: Tensor) -> None:
-    """q [C, V] ← 0 at the tokens of the draws before `rank` at `nodes`, in place; all others [C]."""
-    siblings = tree.children[sequences, nodes]  # [C, K]
-    order = torch.arange(siblings.shape[1], device=q.device)
-    elder = (siblings >= 0) & (order < rank[:, None])
+def elder_draws(tree: DraftTree, sequences: Tensor, nodes: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens [C, K] of the draws at `nodes` [C], and which of them come before `rank` [C]."""
+    siblings = tree.children[sequences, nodes]
+    order = torch.arange(siblings.shape[1], device=siblings.device)
     tokens = tree.tokens[sequences].gather(1, siblings.clamp_min(0))
+    return tokens, (siblings >= 0) & (order < rank[:, None])
+
+
+def drop_elder(law: Tensor, tree: DraftTree, sequences: Tensor, nodes: Tensor, rank: Tensor) -> None:
+    """law [C, V] ← 0 at the tokens of the draws before `rank` at `nodes`, in place; all others [C]."""
+    tokens, elder = elder_draws(tree, sequences, nodes, rank)
     # The smallest of all that is written to a token wins: padding names tokens too, and must not bring one back.
-    q.scatter_reduce_(1, tokens, torch.zeros_like(tokens, dtype=q.dtype).masked_fill(~elder, torch.inf), "amin")
+    law.scatter_reduce_(1, tokens, torch.zeros_like(tokens, dtype=law.dtype).masked_fill(~elder, torch.inf), "amin")
 
 
 @dataclass

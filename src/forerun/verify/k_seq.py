@@ -87,11 +87,10 @@ class _KSeqRemainder:
     bar: Tensor  # [B] float64
 
     def accepts(self, trial: Trial) -> Tensor:
-        arrived = trial.rank == 0
-        chosen = where(arrived)
-        if chosen.numel():
-            p, q = self._laws(chosen, trial.node)
-            self.bar[chosen] = _bars(p, q, self._draws(trial.node)[chosen], self.tree.width)
+        arrived = where(trial.active & (trial.rank == 0))
+        if arrived.numel():
+            p, q = self._laws(arrived, trial.node)
+            self.bar[arrived] = _bars(p, q, self._draws(trial.node)[arrived], self.tree.width)
         q_x = entries(self._q(), trial.q_row, trial.token)
         return trial.u * q_x < entries(self.p, trial.node, trial.token) * self.bar
 
@@ -105,17 +104,15 @@ class _KSeqRemainder:
         weights = rows(self.p, node)
         if bare(self.tree):
             return weights
-        refused = rank > 0
-        chosen = where(refused)
-        if chosen.numel():
-            p, q = self._laws(chosen, node)
-            accepted = torch.minimum(q, p * self.bar[chosen].to(p.dtype)[:, None])
-            beta = exact.mass(accepted)
-            power = _powers(1 - beta, self._draws(node)[chosen], self.tree.width)
-            factor = torch.where(beta > 0, (1 - power) / beta, 0.0)
-            residual = (p - accepted * factor.to(p.dtype)[:, None]).clamp_min_(0)
-            empty = exact.mass(residual) <= 0
-            weights[chosen] = torch.where(empty[:, None], p, residual)
+        refused = where(rank > 0)
+        p, q = self._laws(refused, node)
+        accepted = torch.minimum(q, p * self.bar[refused].to(p.dtype)[:, None])
+        beta = exact.mass(accepted)
+        power = _powers(1 - beta, self._draws(node)[refused], self.tree.width)
+        factor = torch.where(beta > 0, (1 - power) / beta, 0.0)
+        residual = (p - accepted * factor.to(p.dtype)[:, None]).clamp_min_(0)
+        some = exact.mass(residual) > 0  # else only by rounding: then p itself stays
+        weights.index_copy_(0, refused[some], residual[some])
         return weights
 
     def _q(self) -> Tensor:

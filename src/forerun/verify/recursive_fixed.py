@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import entries, rows, where
+from forerun.verify.batched import drop_elder, elder_draws, entries, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass
 from forerun.verify.rejection import Trial, reject_down
 from forerun.verify.rule import ANY_DRAWING, BatchNoise, VerificationRule
@@ -51,9 +51,12 @@ class _FixedRemainder:
 
     def _left(self, trial: Trial) -> Tensor:
         """p(x), or 0 where an elder sibling was the same token."""
-        tokens, refused = _elder(self.tree, trial.node, trial.rank)
+        tokens, refused = elder_draws(self.tree, self._everyone(), trial.node, trial.rank)
         again = (refused & (tokens == trial.token[:, None])).any(-1)
         return entries(self.p, trial.node, trial.token).masked_fill(again, 0.0)
+
+    def _everyone(self) -> Tensor:
+        return torch.arange(self.tree.batch, device=self.p.device)
 
     def accepts(self, trial: Trial) -> Tensor:
         return trial.u * self.scale < self._left(trial)
@@ -66,30 +69,12 @@ class _FixedRemainder:
 
     def weights(self, node: Tensor, rank: Tensor) -> Tensor:
         left = rows(self.p, node)
-        tokens, refused = _elder(self.tree, node, rank)
-        if tokens.shape[1]:
-            # What is not refused writes back the probability that is there.
-            kept = left.gather(1, tokens).masked_fill(_among(tokens, refused), 0.0)
-            left.scatter_(1, tokens, kept)
+        drop_elder(left, self.tree, self._everyone(), node, rank)
         # Only rounding empties a remainder, and then `scale` is as small as rounding: p itself takes its place.
-        small = self.scale < 1e-4
-        chosen = where(small)
-        if chosen.numel():
-            empty = small[chosen] & (exact.mass(left[chosen]) <= 0)
-            left[chosen] = torch.where(empty[:, None], rows(self.p, node[chosen], chosen), left[chosen])
+        small = where(self.scale < 1e-4)
+        empty = small[exact.mass(left[small]) <= 0]
+        left.index_copy_(0, empty, rows(self.p, node[empty], empty))
         return left
-
-
-def _elder(tree: DraftTree, node: Tensor, rank: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens [B, K] of the draws at `node`, and which of them come before `rank`."""
-    children = rows(tree.children, node)
-    order = torch.arange(children.shape[1], device=children.device)
-    return tree.tokens.gather(1, children.clamp_min(0)), (children >= 0) & (order < rank[:, None])
-
-
-def _among(tokens: Tensor, refused: Tensor) -> Tensor:
-    """[B, K] whether a token equals any refused one."""
-    return ((tokens[:, :, None] == tokens[:, None, :]) & refused[:, None, :]).any(-1)
 
 
 def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:

@@ -21,8 +21,9 @@ from forerun.verify.rule import BatchNoise
 
 @dataclass(frozen=True)
 class Trial:
-    """One draw of every sequence: the `rank`-th at `node`. All [B]."""
+    """One draw of every sequence that is `active`: the `rank`-th at `node`. All [B]."""
 
+    active: Tensor
     node: Tensor
     rank: Tensor
     child: Tensor
@@ -60,7 +61,7 @@ def reject_down(tree: DraftTree, remainder: Remainder, noise: BatchNoise) -> Ver
         child = child.clamp_min(0)
         token = tree.tokens.gather(1, child[:, None]).squeeze(1)
         q_row = rows(row_of, walk.node).gather(1, at).squeeze(1)
-        trial = Trial(walk.node, rank, child, token, q_row, noise.accept(walk.node, rank))
+        trial = Trial(walk.active, walk.node, rank, child, token, q_row, noise.accept(walk.node, rank))
         accepted = walk.active & remainder.accepts(trial)
         refused = walk.active & ~accepted
         remainder.refuse(refused, trial)
