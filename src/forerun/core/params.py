@@ -1,4 +1,4 @@
-"""What a request asks for: how its tokens are drawn."""
+"""What a request asks for: how its tokens are drawn, and where its text ends."""
 
 from __future__ import annotations
 
@@ -40,6 +40,19 @@ class SamplingParams:
     """Added to the logits of the named token ids; -inf forbids a token."""
     seed: int | None = None
     """With a seed the text is the same whatever drafts it and whatever else runs."""
+    max_tokens: int = 256
+    """The text ends after this many tokens, if nothing ends it before."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the text, as the model's own end-of-text tokens do."""
+    ignore_eos: bool = False
+    """Go on after an end-of-text token, until max_tokens."""
+    n: int = 1
+    """How many texts to write for the prompt."""
+    logprobs: int | None = None
+    """With 0 or more: log probabilities of every token, and of that many most likely ones, from the model's own law
+    (before temperature, penalties and truncation)."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -53,7 +66,8 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
                 raise _refuse(name, value, "a finite number")
-        for name in ("top_k", *(["seed"] if self.seed is not None else [])):
+        optional = [name for name in ("seed", "logprobs") if getattr(self, name) is not None]
+        for name in ("top_k", "max_tokens", "n", *optional):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise _refuse(name, value, "a whole number")
@@ -69,6 +83,18 @@ class SamplingParams:
             raise _refuse("repetition_penalty", self.repetition_penalty, "above 0 (1 changes nothing)")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise _refuse("seed", self.seed, "between 0 and 2**63 - 1")
+        if self.max_tokens < 1:
+            raise _refuse("max_tokens", self.max_tokens, "at least 1")
+        if not 1 <= self.n <= 1024:
+            raise _refuse("n", self.n, "between 1 and 1024")
+        if self.logprobs is not None and not 0 <= self.logprobs <= 1024:
+            raise _refuse("logprobs", self.logprobs, "between 0 and 1024")
+        stop: object = self.stop
+        if not isinstance(stop, tuple) or not all(isinstance(text, str) and text for text in stop):
+            raise _refuse("stop", self.stop, "a tuple of strings that are not empty")
+        for token in self.stop_token_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise _refuse("stop_token_ids", token, "a list of token ids")
         for token, bias in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise _refuse("logit_bias", token, "keyed by token ids")

@@ -1,0 +1,1 @@
+"""Drafters, one file per method."""

@@ -1,0 +1,61 @@
+"""What a drafter is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from forerun.core.drawing import Drawing
+from forerun.core.sequence import Sequence
+from forerun.core.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much may be drafted for one sequence in one step. It depends on committed text and on load, never on what
+    was drafted, so a sampled tree may be cut to it without changing any law."""
+
+    nodes: int
+    """Rows of the target's pass besides the root; 0 drafts nothing."""
+    depth: int
+    """Tokens ahead; more could not be committed."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a step committed to one sequence."""
+
+    sequence: Sequence
+    tokens: list[int]
+    """The committed tokens, which are also the last ones of `sequence.tokens`."""
+    features: dict[int, Tensor]
+    """For each layer asked for, [len(rows), H]: hidden states of the rows that were kept, in order. The first row of a
+    step's tree is its root; after a chunk of a prompt there is one for each of its tokens."""
+    start: int
+    """The absolute position of the first of these rows."""
+
+
+class Drafter(Protocol):
+    """Guesses ahead. It sees committed tokens only; whatever it does to take back its own guesses stays private."""
+
+    drawing: Drawing
+    """How children are drawn for requests that sample without a seed. For greedy and for seeded ones any tree is right:
+    there the tree should hold the most likely tokens, or the winners of the race with the request's own noise."""
+    branches: bool
+    """Whether its trees may branch. If not, rules for chains apply."""
+    layers: tuple[int, ...]
+    """Hidden layers of the target that `observe` wants to see."""
+
+    def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
+        """One tree per sequence. The root is the last committed token, `sequence.tokens[-1]`, at
+        `sequence.position`; a budget of 0 nodes gives the root alone."""
+        ...
+
+    def observe(self, observations: Many[Observation]) -> None: ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence is over, or out of the cache for a while."""
+        ...

@@ -1,0 +1,1 @@
+"""Models: one transformer by flags, its key/value cache, and loading."""

@@ -1,0 +1,126 @@
+"""The rows of one pass. A sequence brings the tokens that its cache does not hold yet, as a chain, and behind them
+its draft tree; a prompt being read, a tree being checked and a text being recomputed are all the same to a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What one sequence brings: C + N rows, of which the first C are a chain that leads to the root of a tree.
+
+    A tree of N = 0 nodes is a chunk of a prompt that goes on; N = 1 is plain decoding.
+    """
+
+    sequence: int  # its id
+    tokens: Tensor  # [C + N]
+    positions: Tensor  # [C + N] absolute
+    ancestors: Tensor | None  # [N, N] bool over the tree's own nodes; None where the whole segment is a chain
+    context: Tensor  # [P] slots of the tokens that come before, in order
+    slots: Tensor  # [C + N] where the keys and values of these rows go
+    logits: int
+    """Of that many rows at the end the logits are wanted."""
+
+    @property
+    def rows(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def is_chain(self) -> bool:
+        return self.ancestors is None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Segments that attend together, padded to N rows and L keys."""
+
+    members: tuple[int, ...]
+    rows: Tensor | None  # [G, N] places in the packed rows, R for padding; None if the rows are all rows in their order
+    shape: tuple[int, int]  # G, N
+    keys: Tensor  # [G, L] slots: context, then own rows; slot 0 for padding
+    visible: Tensor  # [G, N, L] bool
+    distance: Tensor  # [G, N, L] positions between a query and a key
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Segments packed row by row."""
+
+    segments: tuple[Segment, ...]
+    tokens: Tensor  # [R]
+    positions: Tensor  # [R]
+    slots: Tensor  # [R]
+    wanted: Tensor | None  # [W] rows whose logits are wanted, in order; None for all
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def pack(cls, segments: Sequence[Segment]) -> Batch:
+        device = segments[0].tokens.device
+        starts: list[int] = []
+        wanted: list[int] = []
+        total = 0
+        for segment in segments:
+            starts.append(total)
+            total += segment.rows
+            wanted.extend(range(total - segment.logits, total))
+        return cls(
+            segments=tuple(segments),
+            tokens=torch.cat([segment.tokens for segment in segments]),
+            positions=torch.cat([segment.positions for segment in segments]),
+            slots=torch.cat([segment.slots for segment in segments]),
+            wanted=None if len(wanted) == total else torch.tensor(wanted, dtype=torch.int64, device=device),
+            groups=tuple(_group(segments, members, starts, total) for members in _alike(segments)),
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.tokens.shape[0]
+
+
+def _alike(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
+    """Indices of segments with a similar number of rows, so that little is padded: a prompt of 500 tokens does not make
+    500 rows of every running text."""
+    classes: dict[int, list[int]] = {}
+    for index, segment in enumerate(segments):
+        classes.setdefault(max(0, (segment.rows - 1).bit_length() - 3), []).append(index)
+    return [tuple(members) for members in classes.values()]
+
+
+def _group(segments: Sequence[Segment], members: tuple[int, ...], starts: list[int], total: int) -> Group:
+    chosen = [segments[index] for index in members]
+    device = chosen[0].tokens.device
+    height = max(segment.rows for segment in chosen)
+    length = max(segment.context.shape[0] + segment.rows for segment in chosen)
+    size = len(chosen)
+    keys = torch.zeros(size, length, dtype=torch.int64, device=device)
+    key_positions = torch.zeros(size, length, dtype=torch.int64, device=device)
+    positions = torch.zeros(size, height, dtype=torch.int64, device=device)
+    visible = torch.zeros(size, height, length, dtype=torch.bool, device=device)
+    visible[:, :, 0] = True  # a padded row looks somewhere: a softmax over nothing is NaN
+    packed = len(members) == len(segments) and all(segment.rows == height for segment in chosen)
+    rows = None if packed else torch.full((size, height), total, dtype=torch.int64, device=device)
+    for g, (index, segment) in enumerate(zip(members, chosen, strict=True)):
+        before, count = segment.context.shape[0], segment.rows
+        keys[g, :before] = segment.context
+        keys[g, before : before + count] = segment.slots
+        key_positions[g, :before] = torch.arange(before, device=device)
+        key_positions[g, before : before + count] = segment.positions
+        positions[g, :count] = segment.positions
+        visible[g, :count, :before] = True
+        own = torch.ones(count, count, dtype=torch.bool, device=device).tril_()
+        if segment.ancestors is not None:
+            nodes = segment.ancestors.shape[0]
+            own[count - nodes :, count - nodes :] = segment.ancestors
+        visible[g, :count, before : before + count] = own
+        if not before:
+            visible[g, :count, 0] = own[:, 0]
+        if rows is not None:
+            rows[g, :count] = torch.arange(starts[index], starts[index] + count, device=device)
+    distance = positions[:, :, None] - key_positions[:, None, :]
+    return Group(members, rows, (size, height), keys, visible, distance)

@@ -1,0 +1,50 @@
+"""Where keys and values lie: one row per token and layer, addressed by slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Of what one layer keeps for a token."""
+
+    kv_heads: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Who owns which slot is the business of `KVCache`."""
+
+    keys: list[Tensor]  # per layer [slots, kv_heads, key_size]
+    values: list[Tensor]  # per layer [slots, kv_heads, value_size]
+
+    @classmethod
+    def make(cls, layers: list[LayerShape], slots: int, dtype: torch.dtype, device: torch.device | str) -> Storage:
+        """Zeros, not whatever was in memory: a masked entry has weight 0, and 0 · NaN would be NaN."""
+        keys = [torch.zeros(slots, layer.kv_heads, layer.key_size, dtype=dtype, device=device) for layer in layers]
+        values = [torch.zeros(slots, layer.kv_heads, layer.value_size, dtype=dtype, device=device) for layer in layers]
+        return cls(keys, values)
+
+    @property
+    def slots(self) -> int:
+        return self.keys[0].shape[0]
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return sum(t[0].numel() * t.element_size() for t in (*self.keys, *self.values))
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """slots [R], keys and values [R, kv_heads, size]."""
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy slots `source` [M] over slots `target` [M], in every layer."""
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, target, tensor.index_select(0, source))

@@ -1,0 +1,44 @@
+"""What the engine asks of a model: one pass over packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.models.batch import Batch
+from forerun.models.storage import Storage
+
+
+@dataclass(frozen=True)
+class Output:
+    logits: Tensor  # [W, V] of the wanted rows
+    features: dict[int, Tensor] = field(default_factory=dict)
+    """[R, H] for each asked-for layer: the hidden states after that many layers, before the final norm."""
+
+
+class TargetModel(Protocol):
+    """Our own transformer, or an adapter around another one."""
+
+    vocab_size: int
+    context_length: int
+    eos: frozenset[int]
+    branches: bool
+    """Whether it can check trees; otherwise only chains."""
+    device: torch.device
+
+    def new_storage(self, slots: int) -> Storage: ...
+
+    def forward_rows(self, batch: Batch, storage: Storage, layers: Sequence[int] = ()) -> Output: ...
+
+    def begin(self, sequence: int, prompt: list[int]) -> list[int]:
+        """Called once for a new sequence: the tokens its text starts from. The prompt itself, unless an encoder reads
+        the prompt; then the decoder's first token."""
+        ...
+
+    def forget(self, sequence: int) -> None:
+        """The sequence is over: drop whatever `begin` kept for it."""
+        ...
