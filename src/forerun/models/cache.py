@@ -1,0 +1,140 @@
+"""The paged key/value cache: which slots of a `Storage` hold which tokens of which sequence.
+
+A pass *reserves* slots for its rows behind the committed ones, and *commits* those that stay. Kept rows move down to
+where they belong in the text, so a sequence's slots always lie in order in its blocks, and nothing of a rejected row
+can be reached again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from forerun.models.storage import Storage
+
+
+class CacheFullError(Exception):
+    """There are not enough free blocks."""
+
+
+@dataclass
+class _Entry:
+    blocks: list[int] = field(default_factory=list)
+    committed: int = 0
+    reserved: int = 0
+
+
+class KVCache:
+    """Slots are handed out in blocks of `block_size`."""
+
+    def __init__(self, storage: Storage, block_size: int = 16) -> None:
+        self.storage = storage
+        self.block_size = block_size
+        self.total_blocks = storage.slots // block_size
+        if self.total_blocks < 1:
+            raise ValueError(f"a cache of {storage.slots} tokens is too small: it needs at least {block_size}")
+        self._free = list(range(self.total_blocks - 1, -1, -1))
+        self._entries: dict[int, _Entry] = {}
+        self._device = storage.keys[0].device
+        self._block = torch.arange(block_size)
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> float:
+        """The share of blocks in use."""
+        return 1 - len(self._free) / self.total_blocks
+
+    def committed(self, sequence: int) -> int:
+        """How many tokens of the sequence are in the cache."""
+        entry = self._entries.get(sequence)
+        return entry.committed if entry else 0
+
+    def blocks_for(self, sequence: int, rows: int) -> int:
+        """How many more blocks `rows` further tokens take."""
+        entry = self._entries.get(sequence, _Entry())
+        return max(0, -(-(entry.committed + rows) // self.block_size) - len(entry.blocks))
+
+    def reserve(self, sequence: int, rows: int) -> None:
+        """Make room for `rows` rows behind the committed ones."""
+        needed = self.blocks_for(sequence, rows)
+        if needed > len(self._free):
+            raise CacheFullError(f"{needed} blocks are needed and {len(self._free)} are free")
+        entry = self._entries.setdefault(sequence, _Entry())
+        assert entry.reserved == 0, "commit the rows of one pass before the next"
+        entry.blocks.extend(self._free.pop() for _ in range(needed))
+        entry.reserved = rows
+
+    def slots(self, sequence: int) -> tuple[Tensor, Tensor]:
+        """The slots of the committed tokens [P] and of the reserved rows [C]."""
+        entry = self._entries[sequence]
+        blocks = torch.tensor(entry.blocks, dtype=torch.int64)
+        slots = (blocks[:, None] * self.block_size + self._block).view(-1).to(self._device)
+        end = entry.committed + entry.reserved
+        return slots[: entry.committed], slots[entry.committed : end]
+
+    def commit(self, kept: Mapping[int, Many[int]]) -> None:
+        """For each sequence the reserved rows that stay, in the order of the text; the others are gone."""
+        source: list[int] = []
+        target: list[int] = []
+        for sequence, rows in kept.items():
+            entry = self._entries[sequence]
+            assert all(0 <= row < entry.reserved for row in rows), "only reserved rows can be kept"
+            for place, row in enumerate(rows):
+                if place != row:
+                    source.append(self._slot(entry, entry.committed + row))
+                    target.append(self._slot(entry, entry.committed + place))
+            entry.committed += len(rows)
+            entry.reserved = 0
+            self._shrink(entry)
+        if source:
+            self.storage.move(self._index(source), self._index(target))
+
+    def trim(self, sequence: int, committed: int) -> None:
+        """Forget all but the first tokens of a sequence."""
+        entry = self._entries.get(sequence)
+        if entry is None:
+            return
+        assert committed <= entry.committed and entry.reserved == 0
+        entry.committed = committed
+        self._shrink(entry)
+
+    def free(self, sequence: int) -> None:
+        entry = self._entries.pop(sequence, None)
+        if entry is not None:
+            self._free.extend(reversed(entry.blocks))
+
+    def check_integrity(self) -> None:
+        """Every block is free or belongs to one sequence, and each sequence has just the blocks it needs."""
+        owned = [block for entry in self._entries.values() for block in entry.blocks]
+        everything = sorted(owned + self._free)
+        if everything != list(range(self.total_blocks)):
+            raise AssertionError("a block is lost, or belongs to two")
+        for sequence, entry in self._entries.items():
+            needed = -(-(entry.committed + entry.reserved) // self.block_size)
+            if len(entry.blocks) != needed:
+                raise AssertionError(f"sequence {sequence} has {len(entry.blocks)} blocks and needs {needed}")
+
+    def unused_slots(self) -> Tensor:
+        """Every slot that holds no committed token: what stands there must not matter."""
+        taken = torch.zeros(self.storage.slots, dtype=torch.bool)
+        for sequence in self._entries:
+            taken[self.slots(sequence)[0].cpu()] = True
+        return (~taken).nonzero()[:, 0].to(self._device)
+
+    def _slot(self, entry: _Entry, place: int) -> int:
+        return entry.blocks[place // self.block_size] * self.block_size + place % self.block_size
+
+    def _shrink(self, entry: _Entry) -> None:
+        needed = -(-entry.committed // self.block_size)
+        self._free.extend(reversed(entry.blocks[needed:]))
+        del entry.blocks[needed:]
+
+    def _index(self, slots: list[int]) -> Tensor:
+        return torch.tensor(slots, dtype=torch.int64, device=self._device)
