@@ -11,7 +11,8 @@ from forerun.core.params import SamplingParams
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-def _never(output: list[int]) -> bool:
+def never(output: list[int]) -> bool:
+    """A text that no string ends."""
     return False
 
 
@@ -22,7 +23,7 @@ class Sequence:
     prompt: list[int]
     max_tokens: int
     eos: frozenset[int] = frozenset()
-    ends: Callable[[list[int]], bool] = _never
+    ends: Callable[[list[int]], bool] = never
     """Whether the output ends here although no EOS came: a stop string, looked for after each token."""
     output: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -31,6 +32,8 @@ class Sequence:
     params: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     """Of all the noise this text meets; drawn afresh where the request names none."""
+    coupled: bool = False
+    """Verified by Gumbel coupling: drafts should be the winners of the race with the noise of their position."""
     tokens: list[int] = field(init=False)
     """Prompt and output."""
 

@@ -51,6 +51,11 @@ class KVCache:
         """The share of blocks in use."""
         return 1 - len(self._free) / self.total_blocks
 
+    @property
+    def holders(self) -> set[int]:
+        """The sequences that have blocks."""
+        return set(self._entries)
+
     def committed(self, sequence: int) -> int:
         """How many tokens of the sequence are in the cache."""
         entry = self._entries.get(sequence)
@@ -60,6 +65,12 @@ class KVCache:
         """How many more blocks `rows` further tokens take."""
         entry = self._entries.get(sequence, _Entry())
         return max(0, -(-(entry.committed + rows) // self.block_size) - len(entry.blocks))
+
+    def spare_rows(self, sequence: int, rows: int, blocks: int) -> int:
+        """How many rows beyond `rows` fit, if `blocks` blocks are free besides those that `rows` need."""
+        entry = self._entries.get(sequence, _Entry())
+        held = len(entry.blocks) + self.blocks_for(sequence, rows) + blocks
+        return held * self.block_size - entry.committed - rows
 
     def reserve(self, sequence: int, rows: int) -> None:
         """Make room for `rows` rows behind the committed ones."""
@@ -96,12 +107,19 @@ class KVCache:
         if source:
             self.storage.move(self._index(source), self._index(target))
 
+    def abandon(self) -> None:
+        """Give back whatever is reserved and not committed."""
+        for entry in self._entries.values():
+            entry.reserved = 0
+            self._shrink(entry)
+
     def trim(self, sequence: int, committed: int) -> None:
         """Forget all but the first tokens of a sequence."""
         entry = self._entries.get(sequence)
         if entry is None:
             return
-        assert committed <= entry.committed and entry.reserved == 0
+        assert committed <= entry.committed
+        assert entry.reserved == 0
         entry.committed = committed
         self._shrink(entry)
 

@@ -1,0 +1,326 @@
+"""The engine: schedule, draft, one target pass, verify, commit.
+
+Plain decoding is the drafter that proposes nothing; reading a prompt and recomputing a text that had stepped back are
+rows before the root of a tree. So there is one loop. The engine knows tokens, not text.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from forerun.core.drawing import Drawing
+from forerun.core.history import History
+from forerun.core.params import SamplingParams
+from forerun.core.sequence import Sequence, never
+from forerun.core.step_record import SequenceRecord, StepRecord
+from forerun.core.tree import DraftTree
+from forerun.drafters.drafter import Drafter, Observation
+from forerun.engine.judge import Decision, judge, laws
+from forerun.engine.packing import Packed, pack
+from forerun.engine.request import Job, Request, TokenLogprob, Update
+from forerun.engine.scheduler import Scheduler, Turn
+from forerun.engine.statistics import Clock, Statistics
+from forerun.models.cache import KVCache
+from forerun.models.target import Output, TargetModel
+from forerun.verify.rule import VerificationRule, all_rules, pair, strongest_rule
+
+MAX_NODES = 64
+"""Drafted tokens per text and step, if its request sets no smaller number."""
+
+
+class Engine:
+    """One target, one drafter, any number of requests. `step` until `has_work` is False."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        *,
+        slots: int,
+        max_batch: int = 8,
+        max_rows: int = 512,
+        rule: str | None = None,
+        trace: Callable[[StepRecord], None] | None = None,
+    ) -> None:
+        if max_batch < 1 or max_rows <= max_batch:
+            raise ValueError(f"max_batch is {max_batch} and max_rows {max_rows}: a step needs a row for each text")
+        if drafter.branches and not target.branches:
+            raise ValueError("this target checks chains only: choose a drafter or a --tree that does not branch")
+        self.target, self.drafter, self.rule, self.trace = target, drafter, rule, trace
+        self.cache = KVCache(target.new_storage(slots))
+        self.scheduler = Scheduler(self.cache, max_batch=max_batch, max_rows=max_rows, max_nodes=MAX_NODES)
+        self.statistics = Statistics()
+        self.history = History(target.vocab_size, target.device)
+        self._jobs: dict[int, list[Job]] = {}
+        self._cancelled: list[Update] = []
+        self._sequences = 0
+        self._requests = 0
+        self._steps = 0
+
+    @property
+    def context_length(self) -> int:
+        """The longest text, prompt and output, that the model and the cache allow."""
+        return min(self.target.context_length, self.cache.total_blocks * self.cache.block_size)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs or self._cancelled)
+
+    def add(self, request: Request) -> int:
+        """Queue a request; its id marks its updates. A request that cannot be served is refused here."""
+        rule = self._rule_for(request)
+        self._refuse_strays(request)
+        prompts = [self.target.begin(self._sequences + index, request.prompt) for index in range(request.params.n)]
+        room = self.context_length - len(prompts[0])
+        if room < 1:
+            for index in range(request.params.n):
+                self.target.forget(self._sequences + index)
+            raise ValueError(
+                f"the prompt has {len(prompts[0])} tokens and the context holds {self.context_length}: shorten the "
+                f"prompt, so that at least one token of output fits"
+            )
+        jobs = [self._job(request, index, prompt, rule, room) for index, prompt in enumerate(prompts)]
+        for job in jobs:
+            self.scheduler.add(job)
+        self._jobs[self._requests] = jobs
+        self._requests += 1
+        return jobs[0].request
+
+    def cancel(self, request: int) -> None:
+        """End all texts of a request; the next step says so. One that is over already stays as it is."""
+        for job in list(self._jobs.get(request, [])):
+            job.sequence.finish_reason = "cancelled"
+            self._end(job)
+            self._cancelled.append(Update(request, job.index, [], [], None, "cancelled", job.statistics))
+
+    @torch.inference_mode()
+    def step(self) -> list[Update]:
+        """Every running text gets at least one token further, or a chunk of its prompt read."""
+        clock = Clock()
+        cancelled, self._cancelled = self._cancelled, []
+        turns, stepped_back = self.scheduler.schedule()
+        for job in stepped_back:
+            self.drafter.forget(job.sequence)
+        if not turns:
+            return cancelled
+        jobs = [turn.job for turn in turns if turn.budget is not None]
+        with clock.phase("draft"):
+            tree = self._draft([turn for turn in turns if turn.budget is not None])
+        try:
+            with clock.phase("target"):
+                packed = pack(turns, tree, self.cache)
+                output = self.target.forward_rows(packed.batch, self.cache.storage, self.drafter.layers)
+            with clock.phase("verify"):
+                decisions: list[Decision] = []
+                if tree is not None:
+                    decisions = judge(tree, laws(output.logits, jobs, tree, packed, self.history), jobs)
+        except BaseException:
+            self.cache.abandon()  # texts and cache are as they were before the step
+            raise
+        used = self.cache.used
+        updates = self._commit(turns, packed, output, decisions)
+        clock.stop()
+        self._count(turns, packed, clock.seconds, used)
+        if self.trace is not None:
+            self.trace(self._record(turns, packed, tree, decisions, updates, clock.seconds, used))
+        self._steps += 1
+        for turn in turns:
+            if turn.job.sequence.finish_reason is not None:
+                self._end(turn.job)
+        return [*cancelled, *updates.values()]
+
+    def check_integrity(self) -> None:
+        """Nothing is lost or owned twice, and nobody holds cache who is not running."""
+        self.cache.check_integrity()
+        running = {job.sequence.id for job in self.scheduler.running}
+        strays = self.cache.holders - running
+        if strays:
+            raise AssertionError(f"sequences {sorted(strays)} are not running and hold cache")
+        for job in self.scheduler.running:
+            if self.cache.committed(job.sequence.id) > job.sequence.position:
+                raise AssertionError(f"the cache of sequence {job.sequence.id} is ahead of its text")
+
+    # --- adding ------------------------------------------------------------------------------------------------
+
+    def _rule_for(self, request: Request) -> VerificationRule:
+        """At temperature 0 every lossless rule gives the same text, so the cheapest one is taken."""
+        params = request.params
+        drawing, chain = self.drafter.drawing, not self.drafter.branches
+        name = request.rule or self.rule
+        if name is None:
+            name = strongest_rule(drawing, chain=chain, greedy=params.greedy, seeded=params.seed is not None)
+        rule = pair(name, drawing, chain=chain, greedy=params.greedy)
+        return all_rules()["greedy"] if params.greedy and rule.lossless else rule
+
+    def _refuse_strays(self, request: Request) -> None:
+        if not request.prompt:
+            raise ValueError("the prompt is empty: give at least one token to go on from")
+        vocabulary = self.target.vocab_size
+        named = [("prompt", request.prompt), ("logit_bias", list(request.params.logit_bias))]
+        for name, tokens in named:
+            strays = [token for token in tokens if not 0 <= token < vocabulary]
+            if strays:
+                raise ValueError(f"{name} names token {strays[0]}, but the vocabulary ends at {vocabulary - 1}")
+
+    def _job(self, request: Request, index: int, prompt: list[int], rule: VerificationRule, room: int) -> Job:
+        params = request.params
+        ends = never if request.ends is None else request.ends()
+        eos = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.target.eos)
+        sequence = Sequence(
+            list(prompt),
+            min(params.max_tokens, room),
+            eos,
+            ends,
+            id=self._sequences,
+            params=params,
+            seed=_seed(params, index),
+            coupled=rule.name == "gumbel",
+        )
+        self._sequences += 1
+        job = Job(self._requests, index, sequence, rule, request.draft)
+        job.statistics.prompt_tokens = len(prompt)
+        self.statistics.prompt_tokens += len(prompt)
+        return job
+
+    # --- one step ----------------------------------------------------------------------------------------------
+
+    def _draft(self, turns: list[Turn]) -> DraftTree | None:
+        """A tree for each turn that reaches its root; roots alone where nothing may be drafted."""
+        if not turns:
+            return None
+        sequences = [turn.job.sequence for turn in turns]
+        budgets = [turn.budget for turn in turns if turn.budget is not None]
+        if any(budget.nodes for budget in budgets):
+            return self.drafter.draft(sequences, budgets)
+        roots = torch.tensor([[sequence.tokens[-1]] for sequence in sequences], device=self.target.device)
+        positions = torch.tensor([sequence.position for sequence in sequences], device=self.target.device)
+        return DraftTree.build(roots, torch.full_like(roots, -1), positions, Drawing.FIXED, max_depth=0, width=0)
+
+    def _commit(
+        self, turns: list[Turn], packed: Packed, output: Output, decisions: list[Decision]
+    ) -> dict[int, Update]:
+        """Take what was decided into texts and cache; updates by the place of their turn."""
+        kept: dict[int, list[int]] = {}
+        updates: dict[int, Update] = {}
+        observations: list[Observation] = []
+        deciding = 0
+        logit_row = 0
+        for place, turn in enumerate(turns):
+            job, sequence = turn.job, turn.job.sequence
+            start = self.cache.committed(sequence.id)
+            rows = list(range(turn.chain))
+            count = 0
+            if turn.budget is not None:
+                decision, nodes = decisions[deciding], packed.nodes[deciding].tolist()
+                places = {node: row for row, node in enumerate(nodes)}
+                path = [0, *(places[node] for node in decision.path)]
+                rows += [turn.chain + row for row in path]
+                count = sequence.commit(decision.tokens)
+                parents = [logit_row + row for row in path[:count]]
+                updates[place] = Update(
+                    job.request,
+                    job.index,
+                    decision.tokens[:count],
+                    decision.kinds[:count],
+                    _logprobs(output.logits, parents, decision.tokens[:count], job.sequence.params.logprobs),
+                    sequence.finish_reason,
+                    job.statistics,
+                )
+                for statistics in (job.statistics, self.statistics):
+                    statistics.count_verdict(len(nodes) - 1, len(decision.path), decision.corrected, count)
+                deciding += 1
+                logit_row += len(nodes)
+            kept[sequence.id] = rows
+            index = [packed.starts[place] + row for row in rows]
+            features = {layer: states[index] for layer, states in output.features.items()}
+            observations.append(Observation(sequence, sequence.tokens[-count:] if count else [], features, start))
+        self.cache.commit(kept)
+        self.drafter.observe(observations)
+        return updates
+
+    def _end(self, job: Job) -> None:
+        self.scheduler.remove(job)
+        self.drafter.forget(job.sequence)
+        self.target.forget(job.sequence.id)
+        self.history.forget(job.sequence)
+        jobs = self._jobs[job.request]
+        jobs.remove(job)
+        if not jobs:
+            del self._jobs[job.request]
+
+    # --- telling -----------------------------------------------------------------------------------------------
+
+    def _count(self, turns: list[Turn], packed: Packed, seconds: dict[str, float], used: float) -> None:
+        self.statistics.count_step(seconds, used)
+        self.statistics.rows += packed.batch.rows
+        for turn, segment in zip(turns, packed.batch.segments, strict=True):
+            turn.job.statistics.count_step(seconds, used)
+            turn.job.statistics.rows += segment.rows
+            turn.job.statistics.prompt_passes += turn.budget is None
+        self.statistics.prompt_passes += all(turn.budget is None for turn in turns)
+
+    def _record(
+        self,
+        turns: list[Turn],
+        packed: Packed,
+        tree: DraftTree | None,
+        decisions: list[Decision],
+        updates: dict[int, Update],
+        seconds: dict[str, float],
+        used: float,
+    ) -> StepRecord:
+        sequences = []
+        deciding = 0
+        for place, turn in enumerate(turns):
+            job = turn.job
+            tokens: list[int] = []
+            parents: list[int] = []
+            accepted: list[int] = []
+            if turn.budget is not None and tree is not None:
+                nodes = packed.nodes[deciding].tolist()
+                places = {node: row for row, node in enumerate(nodes)} | {-1: -1}
+                tokens = tree.tokens[deciding, packed.nodes[deciding]].tolist()
+                parents = [places[node] for node in tree.parents[deciding, packed.nodes[deciding]].tolist()]
+                accepted = [places[node] for node in decisions[deciding].path]
+                deciding += 1
+            update = updates.get(place)
+            root = job.sequence.position - (len(update.tokens) if update else 0)
+            sequences.append(
+                SequenceRecord(
+                    request=job.request,
+                    index=job.index,
+                    position=root,
+                    prompt_rows=turn.chain,
+                    tokens=tokens,
+                    parents=parents,
+                    rule=job.rule.name,
+                    drawing=tree.drawing.value if tree is not None else "",
+                    accepted=accepted,
+                    committed=update.tokens if update else [],
+                    kinds=list(update.kinds) if update else [],
+                    finish_reason=job.sequence.finish_reason,
+                )
+            )
+        return StepRecord(self._steps, packed.batch.rows, used, seconds, sequences)
+
+
+def _seed(params: SamplingParams, index: int) -> int:
+    """The first of n texts has the request's seed, the others have seeds made from it."""
+    if params.seed is None:
+        return secrets.randbits(63)
+    return (params.seed + index * 0x9E3779B97F4A7C15) % 2**63
+
+
+def _logprobs(logits: Tensor, rows: list[int], tokens: list[int], count: int | None) -> list[TokenLogprob] | None:
+    """Under the model's own law, at the rows that the tokens follow."""
+    if count is None:
+        return None
+    scores = torch.log_softmax(logits[rows].float(), -1)
+    own = scores.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    values, best = scores.topk(min(count, scores.shape[1]), -1)
+    tops = [list(zip(b, v, strict=True)) for b, v in zip(best.tolist(), values.tolist(), strict=True)]
+    return [TokenLogprob(token, value, top) for token, value, top in zip(tokens, own, tops, strict=True)]

@@ -1,0 +1,60 @@
+"""From turns and trees to the rows of a target pass, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.core.tree import DraftTree
+from forerun.engine.scheduler import Turn
+from forerun.models.batch import Batch, Segment
+from forerun.models.cache import KVCache
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The rows of a pass. Trees come padded; only nodes that are there become rows."""
+
+    batch: Batch
+    nodes: list[Tensor]  # for each deciding turn [n_b]: the nodes of its tree that are rows, the root first
+    starts: list[int]  # for each turn: its first row
+
+    def node_rows(self) -> tuple[Tensor, Tensor]:
+        """For each row of logits: the deciding turn it belongs to and its node."""
+        owners = [torch.full_like(nodes, b) for b, nodes in enumerate(self.nodes)]
+        return torch.cat(owners), torch.cat(self.nodes)
+
+
+def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
+    """Reserves a slot for every row. Tree b belongs to the b-th turn that has a budget."""
+    device = cache.storage.keys[0].device
+    segments: list[Segment] = []
+    nodes: list[Tensor] = []
+    starts: list[int] = []
+    present = None if tree is None else tree.present
+    for turn in turns:
+        sequence = turn.job.sequence
+        first = cache.committed(sequence.id)
+        chain = torch.tensor(sequence.tokens[first : first + turn.chain], dtype=torch.int64, device=device)
+        positions = torch.arange(first, first + turn.chain, device=device)
+        ancestors = None
+        drafted = 0
+        if turn.budget is not None:
+            assert tree is not None
+            assert present is not None
+            b = len(nodes)
+            own = present[b].nonzero()[:, 0]
+            drafted = own.shape[0]
+            assert drafted <= 1 + turn.budget.nodes, "the drafter went over its budget"
+            chain = torch.cat([chain, tree.tokens[b, own]])
+            positions = torch.cat([positions, tree.positions[b, own]])
+            if tree.width > 1:
+                ancestors = tree.ancestors[b, own][:, own]
+            nodes.append(own)
+        cache.reserve(sequence.id, chain.shape[0])
+        context, slots = cache.slots(sequence.id)
+        starts.append(sum(segment.rows for segment in segments))
+        segments.append(Segment(sequence.id, chain, positions, ancestors, context, slots, drafted))
+    return Packed(Batch.pack(segments), nodes, starts)

@@ -1,0 +1,118 @@
+"""Who runs in the next step, and how much each may draft.
+
+First come, first served. Running texts go on; what rows are left read prompts, in chunks; new texts join while the
+cache holds them whole. When it runs short the youngest text steps back: its cache entries are freed and later computed
+again from its tokens, like a prompt. The oldest never does, so all finish.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from forerun.drafters.drafter import Budget
+from forerun.engine.request import Job
+from forerun.models.cache import KVCache
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a job does in a step: read `chain` tokens of its own text and, with a budget, draft behind the last one."""
+
+    job: Job
+    chain: int
+    """Rows of the text before the root. Without a budget the root is not reached yet."""
+    budget: Budget | None
+
+    @property
+    def rows(self) -> int:
+        """At most."""
+        return self.chain + (0 if self.budget is None else 1 + self.budget.nodes)
+
+
+class Scheduler:
+    def __init__(self, cache: KVCache, *, max_batch: int, max_rows: int, max_nodes: int) -> None:
+        self.cache = cache
+        self.max_batch, self.max_rows, self.max_nodes = max_batch, max_rows, max_nodes
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
+
+    def add(self, job: Job) -> None:
+        insort(self.waiting, job, key=lambda other: other.order)
+
+    def remove(self, job: Job) -> None:
+        """It is over, or was cancelled."""
+        (self.running if job in self.running else self.waiting).remove(job)
+        self.cache.free(job.sequence.id)
+
+    def schedule(self) -> tuple[list[Turn], list[Job]]:
+        """The turns of the next step, and the jobs that had to step back for it."""
+        stepped_back: list[Job] = []
+        while not self._fits():
+            job = self.running.pop()
+            self.cache.free(job.sequence.id)
+            job.statistics.preemptions += 1
+            stepped_back.append(job)
+            self.add(job)
+        if not stepped_back:  # no room is taken by a newcomer that an older text has just been refused
+            self._admit()
+        turns = self._turns()
+        return self._with_drafts(turns), stepped_back
+
+    def _missing(self, job: Job) -> int:
+        """Tokens that the cache does not hold yet, the root among them."""
+        return len(job.sequence.tokens) - self.cache.committed(job.sequence.id)
+
+    def _blocks(self, job: Job) -> int:
+        return self.cache.blocks_for(job.sequence.id, self._missing(job))
+
+    def _fits(self) -> bool:
+        """Whether all running texts can be read to their roots."""
+        return sum(self._blocks(job) for job in self.running) <= self.cache.free_blocks
+
+    def _admit(self) -> None:
+        free = self.cache.free_blocks - sum(self._blocks(job) for job in self.running)
+        while self.waiting and len(self.running) < self.max_batch:
+            needed = self._blocks(self.waiting[0])
+            if needed > free:
+                return
+            free -= needed
+            insort(self.running, self.waiting.pop(0), key=lambda other: other.order)
+
+    def _turns(self) -> list[Turn]:
+        """Texts at their roots first, one row each; then chunks of what is still to be read."""
+        rows = self.max_rows
+        turns: list[Turn] = []
+        for job in sorted(self.running, key=lambda job: self._missing(job) > 1):  # stable: first come, first served
+            chunk = min(self._missing(job), rows)
+            if chunk <= 0:
+                continue
+            rows -= chunk
+            whole = chunk == self._missing(job)
+            turns.append(Turn(job, chunk - 1, Budget(0, 0)) if whole else Turn(job, chunk, None))
+        return turns
+
+    def _with_drafts(self, turns: list[Turn]) -> list[Turn]:
+        """Drafts get the rows and the blocks that nothing else needs in this step."""
+        deciding = [turn for turn in turns if turn.budget is not None]
+        rows = self.max_rows - sum(turn.rows for turn in turns)
+        blocks = self.cache.free_blocks - sum(self.cache.blocks_for(t.job.sequence.id, t.rows) for t in turns)
+        result: list[Turn] = []
+        for turn in turns:
+            if turn.budget is None:
+                result.append(turn)
+                continue
+            job, sequence = turn.job, turn.job.sequence
+            asked = self.max_nodes if job.draft.nodes is None else min(job.draft.nodes, self.max_nodes)
+            nodes = max(0, min(asked, rows // len(deciding)))
+            base = self.cache.blocks_for(sequence.id, turn.rows)
+            spare = self.cache.spare_rows(sequence.id, turn.rows, blocks)
+            nodes = min(nodes, spare)
+            depth = max(0, sequence.remaining - 1)
+            if job.draft.depth is not None:
+                depth = min(depth, job.draft.depth)
+            nodes = nodes if depth else 0
+            grown = Turn(job, turn.chain, Budget(nodes, min(depth, nodes)))
+            blocks -= self.cache.blocks_for(sequence.id, grown.rows) - base
+            result.append(grown)
+        return result

@@ -1,0 +1,106 @@
+"""What decoding cost and what speculation gained, for one text and for a whole run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Phase = Literal["draft", "target", "verify", "rest"]
+PHASES: tuple[Phase, ...] = ("draft", "target", "verify", "rest")
+
+
+@dataclass
+class Clock:
+    """Splits the time of a step into phases; what is not measured otherwise is the rest."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    started: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        before = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - before
+
+    def stop(self) -> None:
+        total = time.perf_counter() - self.started
+        self.seconds["rest"] = max(0.0, total - sum(self.seconds[name] for name in PHASES[:-1]))
+
+
+@dataclass
+class Statistics:
+    """A *target pass* is one that decided tokens; passes that only read a prompt are counted apart. In a batch a pass
+    serves many texts and counts once for each of them."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    target_passes: int = 0
+    prompt_passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rows: int = 0
+    preemptions: int = 0
+    cache_peak: float = 0.0
+    """The largest share of the cache in use, by all texts together."""
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Of all steps it took part in."""
+    offered_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.tokens / self.target_passes if self.target_passes else 0.0
+
+    @property
+    def rows_wasted(self) -> int:
+        """Rows of the target's passes whose token was refused."""
+        return self.drafted - self.accepted
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """At depth d: of the steps that got there and had a draft for it, the share that accepted one."""
+        pairs = zip(self.accepted_by_depth, self.offered_by_depth, strict=True)
+        return [accepted / offered for accepted, offered in pairs]
+
+    def count_step(self, seconds: dict[str, float], cache_used: float) -> None:
+        for name, spent in seconds.items():
+            self.seconds[name] += spent
+        self.cache_peak = max(self.cache_peak, cache_used)
+
+    def count_verdict(self, drafted: int, accepted: int, refused_further: bool, tokens: int) -> None:
+        """`refused_further` says that drafts stood where the accepted path ended."""
+        self.target_passes += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.tokens += tokens
+        reached = accepted + refused_further
+        self.offered_by_depth += [0] * (reached - len(self.offered_by_depth))
+        self.accepted_by_depth += [0] * (reached - len(self.accepted_by_depth))
+        for depth in range(reached):
+            self.offered_by_depth[depth] += 1
+            self.accepted_by_depth[depth] += depth < accepted
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "tokens": self.tokens,
+            "target_passes": self.target_passes,
+            "prompt_passes": self.prompt_passes,
+            "tokens_per_pass": self.tokens_per_pass,
+            "seconds": self.total_seconds,
+            "seconds_by_phase": dict(self.seconds),
+            "acceptance_by_depth": self.acceptance_by_depth,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "rows": self.rows,
+            "rows_wasted": self.rows_wasted,
+            "preemptions": self.preemptions,
+            "cache_peak": self.cache_peak,
+        }
