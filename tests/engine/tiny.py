@@ -90,9 +90,12 @@ class Oracle(Drafts):
 class RandomTrees(Drafts):
     """Fixed trees of random tokens and shapes, different in each step, sometimes none."""
 
-    def __init__(self, seed: int, hints: dict[tuple[int, ...], list[int]] | None = None) -> None:
+    def __init__(
+        self, seed: int, hints: dict[tuple[int, ...], list[int]] | None = None, likely: Many[int] = range(VOCABULARY)
+    ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.hints = hints or {}
+        self.likely = list(likely)
 
     def _number(self, below: int) -> int:
         return int(torch.randint(below, (1,), generator=self.generator))
@@ -105,7 +108,7 @@ class RandomTrees(Drafts):
             left, own = budget.nodes, []
             for _ in range(self._number(5)):
                 length = min(self._number(7), left, budget.depth)
-                path = [self._number(VOCABULARY) for _ in range(length)]
+                path = [self.likely[self._number(len(self.likely))] for _ in range(length)]
                 right = min(self._number(7), length, len(known))
                 path[:right] = known[:right]
                 own.append(path)
@@ -119,8 +122,10 @@ class RandomSamples(Drafts):
 
     drawing = Drawing.INDEPENDENT
 
-    def __init__(self, seed: int, paths: int = 2) -> None:
+    def __init__(self, seed: int, paths: int = 2, likely: Many[int] = range(VOCABULARY)) -> None:
         self.generator = torch.Generator().manual_seed(seed)
+        self.weights = torch.zeros(VOCABULARY)
+        self.weights[list(likely)] = 1.0
         self.paths = paths
         self.branches = paths > 1
         if paths == 1:
@@ -130,7 +135,8 @@ class RandomSamples(Drafts):
         tokens, positions = roots(sequences)
         length = int(torch.randint(4, (1,), generator=self.generator))
         lengths = [min(length, budget.depth, budget.nodes // self.paths) for budget in budgets]
-        q = torch.rand(len(sequences), self.paths * max(*lengths, 1), VOCABULARY, generator=self.generator) ** 4
+        q = torch.rand(len(sequences), self.paths * max(*lengths, 1), VOCABULARY, generator=self.generator) ** 2
+        q = q * self.weights
         q = q / q.sum(-1, keepdim=True)
         drawn = torch.multinomial(q.view(-1, VOCABULARY), 1, generator=self.generator).view(q.shape[:2])
         longest = max(lengths)
@@ -144,7 +150,9 @@ class RandomSamples(Drafts):
 def drain(engine: Engine, requests: Many[Request]) -> list[list[list[int]]]:
     """The tokens of each of the n texts of each request, all submitted at once; integrity is checked at every step."""
     ids = [engine.add(request) for request in requests]
-    texts = {number: [[] for _ in range(request.params.n)] for number, request in zip(ids, requests, strict=True)}
+    texts: dict[int, list[list[int]]] = {
+        number: [[] for _ in range(request.params.n)] for number, request in zip(ids, requests, strict=True)
+    }
     while engine.has_work:
         for update in step_checked(engine):
             texts[update.request][update.index] += update.tokens

@@ -41,13 +41,21 @@ class Observation:
 class Drafter(Protocol):
     """Guesses ahead. It sees committed tokens only; whatever it does to take back its own guesses stays private."""
 
-    drawing: Drawing
-    """How children are drawn for requests that sample without a seed. For greedy and for seeded ones any tree is right:
-    there the tree should hold the most likely tokens, or the winners of the race with the request's own noise."""
-    branches: bool
-    """Whether its trees may branch. If not, rules for chains apply."""
-    layers: tuple[int, ...]
-    """Hidden layers of the target that `observe` wants to see."""
+    @property
+    def drawing(self) -> Drawing:
+        """How children are drawn for requests that sample. For greedy and for coupled ones any tree is right: there the
+        tree should hold the most likely tokens, or the winners of the race with the request's own noise."""
+        ...
+
+    @property
+    def branches(self) -> bool:
+        """Whether its trees may branch. If not, rules for chains apply."""
+        ...
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Hidden layers of the target that `observe` wants to see."""
+        ...
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         """One tree per sequence. The root is the last committed token, `sequence.tokens[-1]`, at

@@ -13,7 +13,7 @@ from forerun.core.noise import StepNoise
 from forerun.core.tree import DraftTree
 from forerun.engine.packing import Packed
 from forerun.engine.request import Job, Kind
-from forerun.verify.rule import VerificationRule
+from forerun.verify.rule import ANY_DRAWING, VerificationRule, all_rules
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ def judge(tree: DraftTree, p: Tensor, jobs: list[Job]) -> list[Decision]:
     groups: dict[str, list[int]] = {}
     rules: dict[str, VerificationRule] = {}
     for b, job in enumerate(jobs):
-        groups.setdefault(job.rule.name, []).append(b)
-        rules[job.rule.name] = job.rule
+        rule = job.rule if tree.max_depth else _without_drafts(job.rule)
+        groups.setdefault(rule.name, []).append(b)
+        rules[rule.name] = rule
     decisions: dict[int, Decision] = {}
     for name, members in groups.items():
         if len(members) == len(jobs):
@@ -65,6 +66,12 @@ def judge(tree: DraftTree, p: Tensor, jobs: list[Job]) -> list[Decision]:
             decided = _decide(rules[name], tree.take(rows), p[rows], noise.take(rows))
         decisions.update(zip(members, decided, strict=True))
     return [decisions[b] for b in range(len(jobs))]
+
+
+def _without_drafts(rule: VerificationRule) -> VerificationRule:
+    """Where nothing was drafted, how it would have been drawn does not matter: rules that rely on it leave the token to
+    one that only samples, which they all do in the same way at a leaf."""
+    return rule if rule.drawings == ANY_DRAWING else all_rules()["sample_match"]
 
 
 def _decide(rule: VerificationRule, tree: DraftTree, p: Tensor, noise: StepNoise) -> list[Decision]:

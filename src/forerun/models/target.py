@@ -23,12 +23,22 @@ class Output:
 class TargetModel(Protocol):
     """Our own transformer, or an adapter around another one."""
 
-    vocab_size: int
-    context_length: int
-    eos: frozenset[int]
-    branches: bool
-    """Whether it can check trees; otherwise only chains."""
-    device: torch.device
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def eos(self) -> frozenset[int]: ...
+
+    @property
+    def branches(self) -> bool:
+        """Whether it can check trees; otherwise only chains."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
 
     def new_storage(self, slots: int) -> Storage: ...
 
