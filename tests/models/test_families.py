@@ -125,7 +125,7 @@ def test_plain_texts(pair: tuple[Any, Transformer]) -> None:
                 parts[number] = segment(cache, number, text[positions], positions, None)
                 done[number] = end
         rows = model.forward_rows(Batch.pack(list(parts.values())), cache.storage).logits
-        for number, logits in zip(parts, rows.split([p.rows for p in parts.values()]), strict=True):
+        for number, logits in zip(parts, torch.split(rows, [p.rows for p in parts.values()]), strict=True):
             found[number].append(logits)
         cache.commit({number: range(part.rows) for number, part in parts.items()})
     for text, logits in zip(texts, found, strict=True):
@@ -154,7 +154,7 @@ def test_trees(pair: tuple[Any, Transformer]) -> None:
         own = torch.cat([texts[n][read[n] : -1], tree.tokens[n]])
         positions = torch.cat([torch.arange(read[n], texts[n].shape[0] - 1), tree.positions[n]])
         parts.append(segment(cache, n, own, positions, tree.ancestors[n]))
-    logits = model.forward_rows(Batch.pack(parts), cache.storage).logits.split([part.rows for part in parts])
+    logits = torch.split(model.forward_rows(Batch.pack(parts), cache.storage).logits, [part.rows for part in parts])
     for n in (0, 1):
         for node in range(size):
             path = tree.ancestors[n, node].nonzero()[:, 0]  # in the order of depth, since parents come first
