@@ -54,7 +54,7 @@ def by_hand(prompt: list[int], params: SamplingParams, model: Transformer = MODE
             noise = StepNoise(torch.tensor([params.seed]), torch.tensor([len(prompt) + len(output)]))
             token = int(noise.first_arrival(p, torch.tensor([0])))
         output.append(token)
-        if token == EOS and not params.ignore_eos:
+        if token in params.stop_token_ids or (token == EOS and not params.ignore_eos):
             break
     return output
 
@@ -76,6 +76,8 @@ SETTINGS = [
     SamplingParams(seed=0, max_tokens=1),
     SamplingParams(temperature=0.5, seed=11, max_tokens=25),
 ]
+SETTINGS.append(replace(GREEDY, frequency_penalty=1.5, presence_penalty=1.0, max_tokens=40, ignore_eos=True))
+SETTINGS.append(replace(GREEDY, stop_token_ids=tuple(range(7, 50, 7)), max_tokens=40, ignore_eos=True))
 PROMPTS = prompts(len(SETTINGS))
 EXPECTED = [by_hand(prompt, params) for prompt, params in zip(PROMPTS, SETTINGS, strict=True)]
 KNOWN = {tuple(prompt): text for prompt, text in zip(PROMPTS, EXPECTED, strict=True)}
@@ -231,10 +233,10 @@ def test_log_probabilities_are_those_of_plain_decoding() -> None:
                 found += update.logprobs or []
         assert [item.token for item in found] == text
         for row, item in zip(expected, found, strict=False):
-            assert item.logprob == pytest.approx(float(row[item.token]), abs=1e-5)
+            assert item.logprob == pytest.approx(float(row[item.token]), abs=1e-4)
             values, tokens = row.topk(3)
             assert [token for token, _ in item.top] == tokens.tolist()
-            assert [value for _, value in item.top] == pytest.approx(values.tolist(), abs=1e-5)
+            assert [value for _, value in item.top] == pytest.approx(values.tolist(), abs=1e-4)
 
 
 def test_a_request_may_forbid_speculation() -> None:

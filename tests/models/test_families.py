@@ -125,8 +125,8 @@ def test_plain_texts(pair: tuple[Any, Transformer]) -> None:
                 parts[number] = segment(cache, number, text[positions], positions, None)
                 done[number] = end
         rows = model.forward_rows(Batch.pack(list(parts.values())), cache.storage).logits
-        for number, logits in zip(parts, torch.split(rows, [p.rows for p in parts.values()]), strict=True):
-            found[number].append(logits)
+        for number, own in zip(parts, torch.split(rows, [p.rows for p in parts.values()]), strict=True):
+            found[number].append(own)
         cache.commit({number: range(part.rows) for number, part in parts.items()})
     for text, logits in zip(texts, found, strict=True):
         assert (torch.cat(logits) - expected(oracle, text)).abs().max() < 1e-4
