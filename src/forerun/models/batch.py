@@ -26,6 +26,11 @@ class Segment:
     slots: Tensor  # [C + N] where the keys and values of these rows go
     logits: int
     """Of that many rows at the end the logits are wanted."""
+    context_visible: Tensor | None = None
+    """[C + N, P] bool: what each row sees of the context; None for all of it. For a tree that is read level by level:
+    then the context ends with rows of earlier levels, and a node sees its own ancestors among them."""
+    context_positions: Tensor | None = None
+    """[P] the absolute positions of the context, where it is not one text from position 0 on."""
 
     @property
     def rows(self) -> int:
@@ -109,10 +114,11 @@ def _group(segments: Sequence[Segment], members: tuple[int, ...], starts: list[i
         before, count = segment.context.shape[0], segment.rows
         keys[g, :before] = segment.context
         keys[g, before : before + count] = segment.slots
-        key_positions[g, :before] = torch.arange(before, device=device)
+        lies_at = segment.context_positions
+        key_positions[g, :before] = torch.arange(before, device=device) if lies_at is None else lies_at
         key_positions[g, before : before + count] = segment.positions
         positions[g, :count] = segment.positions
-        visible[g, :count, :before] = True
+        visible[g, :count, :before] = True if segment.context_visible is None else segment.context_visible
         own = torch.ones(count, count, dtype=torch.bool, device=device).tril_()
         if segment.ancestors is not None:
             nodes = segment.ancestors.shape[0]
