@@ -35,8 +35,8 @@ class History:
         )
 
     def context(self, sequences: Many[Sequence], row_sequence: Tensor, paths: Tensor) -> Context | None:
-        """The context of R rows: `row_sequence` [R] are places in `sequences`, `paths` [R, D] the drafted tokens between
-        the root and each row's node, padded with -1. None where no request penalises."""
+        """The context of R rows: `row_sequence` [R] are places in `sequences`, `paths` [R, D] the drafted tokens
+        between the root and each row's node, padded with -1. None where no request penalises."""
         places: list[int] = []
         counts = [self._nothing]
         for sequence in sequences:
@@ -60,12 +60,11 @@ class History:
     def _up_to_date(self, sequence: Sequence) -> _Counts:
         counts = self._counts.get(sequence.id)
         if counts is None:
-            counts = _Counts(self._nothing.prompt.clone(), self._nothing.output.clone())
-            counts.prompt[self._index(sequence.prompt, "prompt")] = True
-            self._counts[sequence.id] = counts
+            seen = self._nothing.prompt.index_fill(0, self._index(sequence.prompt, "prompt"), True)
+            counts = self._counts[sequence.id] = _Counts(seen, self._nothing.output)
         if counts.counted < len(sequence.output):
             new = self._index(sequence.output[counts.counted :], "output")
-            counts.output.index_add_(0, new, torch.ones_like(new))
+            counts.output = counts.output.index_add(0, new, torch.ones_like(new))
             counts.counted = len(sequence.output)
         return counts
 

@@ -6,13 +6,13 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Any
+from typing import Any, get_type_hints
 
 import forerun.drafters
 from forerun.drafters.drafter import Drafter
 from forerun.models.target import TargetModel
 
-HELPERS = frozenset({"drafter", "find", "tree_spec"})
+HELPERS = frozenset({"drafter", "find", "run_ahead", "tree_spec"})
 """Modules of this package that are not drafters. Every other one defines `Options` and `make`."""
 
 
@@ -43,5 +43,18 @@ def make_drafter(name: str, setup: Setup, options: Mapping[str, Any] | None = No
         if key not in known:
             wanted = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"the drafter {name} has no option {key!r}: {wanted}")
-    drafter: Drafter = module.make(module.Options(**(options or {})), setup)
+    kinds = get_type_hints(module.Options)
+    read = {key: _read(key, value, kinds[key]) for key, value in (options or {}).items()}
+    drafter: Drafter = module.make(module.Options(**read), setup)
     return drafter
+
+
+def _read(key: str, value: Any, kind: Any) -> Any:
+    """A number that came as text from a command line, as a number; everything else as it is."""
+    if not isinstance(value, str) or kind not in (int, float):
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ValueError(f"the drafter option {key} is {value!r}: give {wanted}") from None

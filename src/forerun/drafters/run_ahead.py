@@ -1,0 +1,278 @@
+"""A model that runs ahead of the committed text, with a key/value cache of its own.
+
+A run reads what the cache does not hold yet, up to the root, and then any number of levels of a tree, one pass each. A
+level's nodes see the text and their own ancestors, whose keys and values earlier passes of the run left in the cache.
+None of these rows is committed. The next run of the sequence compares them with the text as it went on, keeps those
+that lie on it and drops the others: a refused guess leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.core.sequence import Sequence
+from forerun.models.batch import Batch, Segment
+from forerun.models.cache import KVCache
+from forerun.models.target import TargetModel
+
+PASS_ROWS = 512
+"""A long text is read in passes of so many rows."""
+SHORT = 32
+"""So much unread text goes with the root, in its pass."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a pass says about the nodes of one level: R rows of all sequences, in the order of sequences and nodes."""
+
+    counts: list[int]  # rows of each sequence, 0 where it sits out
+    sequence: Tensor  # [R] place in the batch
+    column: Tensor  # [R] place among the level's nodes
+    logits: Tensor  # [R, V]
+
+    @classmethod
+    def of(cls, counts: list[int], logits: Tensor) -> Rows:
+        sequence = [b for b, count in enumerate(counts) for _ in range(count)]
+        column = [place for count in counts for place in range(count)]
+        index = torch.tensor([sequence, column], dtype=torch.int64, device=logits.device)
+        return cls(counts, index[0], index[1], logits)
+
+
+class RunAhead:
+    def __init__(self, model: TargetModel, slots: int) -> None:
+        self.model = model
+        self.cache = KVCache(model.new_storage(slots))
+        self._guesses: dict[int, _Guess] = {}
+        self._begun: set[int] = set()
+        self._dropped: set[int] = set()
+
+    def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> Run:
+        """A run of a batch. `wanted` are the rows that each tree will take below its root; None sits out. Where the
+        cache is full a sequence sits out as well."""
+        asked = [sequence for sequence, rows in zip(sequences, wanted, strict=True) if rows is not None]
+        self._settle(asked)
+        room = self._room(sequences, wanted)
+        taking_part = [sequence for sequence, rows in zip(sequences, room, strict=True) if rows is not None]
+        for sequence in taking_part:
+            self._begin(sequence)
+        self._read(taking_part)
+        run = Run(self.model, self.cache, sequences, room)
+        for b, sequence in enumerate(sequences):
+            if room[b] is not None:
+                self._guesses[sequence.id] = _Guess(run, b)
+        return run
+
+    def forget(self, sequence: Sequence) -> None:
+        self._drop(sequence)
+        self._dropped.discard(sequence.id)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self._guesses.pop(sequence.id, None)
+        self.cache.free(sequence.id)
+        if sequence.id in self._begun:
+            self._begun.remove(sequence.id)
+            self.model.forget(sequence.id)
+
+    def _settle(self, sequences: Many[Sequence]) -> None:
+        """Keep the guesses that came true. Where a pass broke off there may be rows that nobody knows of: they go."""
+        kept: dict[int, list[int]] = {}
+        for sequence in sequences:
+            guess = self._guesses.pop(sequence.id, None)
+            if sequence.id in self.cache.holders:
+                kept[sequence.id] = [] if guess is None else guess.kept(sequence.tokens)
+        self.cache.commit(kept)
+
+    def _room(self, sequences: Many[Sequence], wanted: Many[int | None]) -> list[int | None]:
+        """`wanted`, but None for whom there is no room. Whoever does not fit gives its blocks back, so that the others
+        can go on, and returns when more is free than it needs: else two texts would push each other out in turn, and
+        be read anew each time."""
+        free = self.cache.free_blocks
+        room: list[int | None] = []
+        for sequence, rows in zip(sequences, wanted, strict=True):
+            if rows is None:
+                room.append(None)
+                continue
+            unread = len(sequence.tokens) - self.cache.committed(sequence.id)
+            needed = self.cache.blocks_for(sequence.id, unread + rows)
+            spare = self.cache.total_blocks // 16 if sequence.id in self._dropped else 0
+            if needed + min(spare, self.cache.total_blocks - needed) <= free:
+                free -= needed
+                self._dropped.discard(sequence.id)
+                room.append(rows)
+                continue
+            before = self.cache.free_blocks
+            self._drop(sequence)
+            free += self.cache.free_blocks - before
+            self._dropped.add(sequence.id)
+            room.append(None)
+        return room
+
+    def _begin(self, sequence: Sequence) -> None:
+        if sequence.id in self._begun:
+            return
+        if self.model.begin(sequence.id, sequence.prompt) != sequence.prompt:
+            raise ValueError("the draft model reads prompts with an encoder: choose a decoder-only model as the draft")
+        self._begun.add(sequence.id)
+
+    def _read(self, sequences: Many[Sequence]) -> None:
+        """Read all but the end of texts that the cache does not hold."""
+        while True:
+            segments: list[Segment] = []
+            left = PASS_ROWS
+            for sequence in sequences:
+                held = self.cache.committed(sequence.id)
+                rows = min(len(sequence.tokens) - held - 1, left)
+                if len(sequence.tokens) - held > SHORT and rows > 0:
+                    self.cache.reserve(sequence.id, rows)
+                    context, own = self.cache.slots(sequence.id)
+                    segments.append(_text(sequence, context, own, 0, self.model.vocab_size))
+                    left -= rows
+            if not segments:
+                return
+            self.model.forward_rows(Batch.pack(segments), self.cache.storage)
+            self.cache.commit({segment.sequence: range(segment.rows) for segment in segments})
+
+
+class Run:
+    """Rows of one step. First `roots`, then `level` as often as the tree is deep, less one: leaves need no pass."""
+
+    def __init__(self, model: TargetModel, cache: KVCache, sequences: Many[Sequence], room: Many[int | None]) -> None:
+        self._model = model
+        self._cache = cache
+        self._sequences = sequences
+        self._device = model.device
+        self._lengths = [len(sequence.tokens) for sequence in sequences]  # now: texts go on, and this stays
+        self._slots: dict[int, tuple[Tensor, Tensor]] = {}
+        for b, (sequence, rows) in enumerate(zip(sequences, room, strict=True)):
+            if rows is not None:
+                cache.reserve(sequence.id, len(sequence.tokens) - cache.committed(sequence.id) + rows)
+                self._slots[b] = cache.slots(sequence.id)
+        # Nodes read so far, the same numbers for every sequence: a sequence has the first ones of a level.
+        self.tokens = torch.zeros(len(sequences), 0, dtype=torch.int64, device=self._device)  # [B, I]
+        self.parents = torch.zeros_like(self.tokens)  # [B, I]; -1 for the root
+        self._ancestors = torch.zeros(len(sequences), 0, 0, dtype=torch.bool, device=self._device)  # [B, I, I]
+        self._depths: list[int] = []
+        self._read = [0] * len(sequences)
+        self.sound = False  # until the roots are read, and again after a pass that broke off
+
+    @property
+    def takes_part(self) -> list[bool]:
+        return [b in self._slots for b in range(len(self._sequences))]
+
+    def unread(self, b: int) -> int:
+        """Rows of the text itself, at the beginning of what is reserved."""
+        return self._lengths[b] - self._slots[b][0].shape[0]
+
+    def length(self, b: int) -> int:
+        """Of the text when the run started."""
+        return self._lengths[b]
+
+    def has_read(self, b: int) -> int:
+        return self._read[b]
+
+    def roots(self) -> Rows:
+        """Read the rest of the texts. One row for each root."""
+        segments = [
+            _text(self._sequences[b], context, own[: self.unread(b)], 1, self._model.vocab_size)
+            for b, (context, own) in self._slots.items()
+        ]
+        return Rows.of([int(part) for part in self.takes_part], self._forward(segments))
+
+    def level(self, tokens: Tensor, parents: Tensor, counts: list[int]) -> Rows:
+        """Read nodes of the next depth: tokens and parents [B, F], a parent being the number of an earlier node of this
+        run, -1 the root. Of sequence b the first `counts[b]` are read; without a node at one level there is none at
+        the next."""
+        batch, width = tokens.shape
+        before = len(self._depths)
+        depth = 1 + (self._depths[-1] if self._depths else 0)
+        chain = width == 1 and before == depth - 1  # then each node sees all that came before
+        above = None if chain else self._ancestors_of(parents)  # [B, F, I]
+        below_root = torch.tensor(self._depths, dtype=torch.int64, device=self._device)
+        segments = []
+        for b, count in enumerate(counts):
+            if not count:
+                continue
+            context, own = self._slots[b]
+            length, unread = self.length(b), self.unread(b)
+            visible = positions = None
+            if above is not None:
+                visible = torch.cat([above.new_ones(count, length), above[b, :count]], 1)
+                positions = torch.cat([torch.arange(length, device=self._device), length - 1 + below_root])
+            segments.append(
+                Segment(
+                    sequence=self._sequences[b].id,
+                    tokens=tokens[b, :count],
+                    positions=torch.full((count,), length - 1 + depth, device=self._device),
+                    ancestors=None if count == 1 else torch.eye(count, dtype=torch.bool, device=self._device),
+                    context=torch.cat([context, own[: unread + before]]),
+                    slots=own[unread + before : unread + before + count],
+                    logits=count,
+                    context_visible=visible,
+                    context_positions=positions,
+                )
+            )
+            self._read[b] = before + count
+        if above is not None:
+            own_rows = torch.eye(width, dtype=torch.bool, device=self._device).expand(batch, -1, -1)
+            elder = torch.nn.functional.pad(self._ancestors, (0, width))
+            self._ancestors = torch.cat([elder, torch.cat([above, own_rows], 2)], 1)
+        self.tokens = torch.cat([self.tokens, tokens], 1)
+        self.parents = torch.cat([self.parents, parents], 1)
+        self._depths.extend([depth] * width)
+        return Rows.of(counts, self._forward(segments))
+
+    def _ancestors_of(self, parents: Tensor) -> Tensor:
+        """[B, F, I]: the nodes above, for parents [B, F]."""
+        batch, before = parents.shape[0], len(self._depths)
+        if self._ancestors.shape[1] < before:  # so far it was a chain
+            self._ancestors = self._ancestors.new_ones(before, before).tril().expand(batch, -1, -1)
+        if not before:
+            return self._ancestors.new_zeros(*parents.shape, 0)
+        index = parents.clamp_min(0)[:, :, None].expand(-1, -1, before)
+        return self._ancestors.gather(1, index) & (parents >= 0)[:, :, None]
+
+    def _forward(self, segments: list[Segment]) -> Tensor:
+        self.sound = False
+        logits = self._model.forward_rows(Batch.pack(segments), self._cache.storage).logits
+        self.sound = True
+        return logits
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """What a sequence has reserved since its last run."""
+
+    run: Run
+    index: int  # its place in the run
+
+    def kept(self, text: list[int]) -> list[int]:
+        """The reserved rows that lie on the text as it is now, but for its last token: that one will be the root of the
+        next run, which needs its row again."""
+        if not self.run.sound:
+            return []
+        unread, count = self.run.unread(self.index), self.run.has_read(self.index)
+        tokens = self.run.tokens[self.index, :count].tolist()
+        parents = self.run.parents[self.index, :count].tolist()
+        nodes = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+        rows = list(range(unread))
+        node = -1
+        for token in text[self.run.length(self.index) : -1]:
+            found = nodes.get((node, token))
+            if found is None:
+                break
+            node = found
+            rows.append(unread + node)
+        return rows
+
+
+def _text(sequence: Sequence, context: Tensor, own: Tensor, logits: int, vocabulary: int) -> Segment:
+    """The part of the text that follows its context. A token that the model does not know is read as token 0."""
+    start, rows = context.shape[0], own.shape[0]
+    positions = torch.arange(start, start + rows, device=own.device)
+    known = [token if token < vocabulary else 0 for token in sequence.tokens[start : start + rows]]
+    tokens = torch.tensor(known, dtype=torch.int64, device=own.device)
+    return Segment(sequence.id, tokens, positions, None, context, own, logits)

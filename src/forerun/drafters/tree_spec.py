@@ -1,0 +1,145 @@
+"""The notation of trees, as users write it.
+
+5, chain:5             five drafts, one after the other; each is drawn from the draft's law
+3,2,1, sampled:3,2,1   three children of the root, two of each of those, one of each of those; drawn without
+                       replacement
+fixed:3,2,1            the same shape with the most likely tokens
+dynamic:8,5,40         EAGLE-2: five levels, the 8 most promising nodes of each get 8 children, and the best 40
+                       nodes of all are kept
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from forerun.core.drawing import Drawing
+from forerun.core.shape import TreeShape
+from forerun.drafters.drafter import Budget
+from forerun.trees.static import cartesian
+
+Kind = Literal["chain", "sampled", "fixed", "dynamic"]
+
+MAX_NODES = 256
+MAX_DEPTH = 64
+MAX_WIDTH = 64
+
+_DRAWINGS = {
+    "chain": Drawing.IID,
+    "sampled": Drawing.WITHOUT_REPLACEMENT,
+    "fixed": Drawing.FIXED,
+    "dynamic": Drawing.FIXED,
+}
+_EXAMPLES = 'write a chain as "5", a tree as "3,2,1" or "fixed:3,2,1", a dynamic one as "dynamic:8,5,40"'
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """A tree that a drafter is asked for. Make one with `TreeSpec.parse`."""
+
+    kind: Kind
+    numbers: tuple[int, ...]
+    """chain: its length; sampled, fixed: children per node, level by level; dynamic: width, depth, size."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in _DRAWINGS:
+            raise ValueError(f"there is no tree of kind {self.kind!r}: {_EXAMPLES}")
+        wanted = {"chain": 1, "dynamic": 3}.get(self.kind)
+        if not self.numbers or (wanted is not None and len(self.numbers) != wanted):
+            raise ValueError(f"the tree {self} has {len(self.numbers)} numbers: {_EXAMPLES}")
+        if min(self.numbers) < 1:
+            raise ValueError(f"the tree {self} has a number below 1: for no drafts at all use the drafter none")
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"the tree {self} is {self.depth} deep: at most {MAX_DEPTH} levels are possible")
+        if self._nodes() > MAX_NODES:
+            raise ValueError(f"the tree {self} is too large: at most {MAX_NODES} drafted nodes are possible")
+        if self.kind == "dynamic":
+            width, depth, size = self.numbers
+            if width > MAX_WIDTH:
+                raise ValueError(f"the tree {self} grows from {width} nodes a level: at most {MAX_WIDTH} are possible")
+            if size < max(width, depth):
+                raise ValueError(
+                    f"the tree {self} keeps {size} nodes: keep at least as many as its width and its depth"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> TreeSpec:
+        kind, colon, rest = text.strip().rpartition(":")
+        if not all(part.strip().isascii() and part.strip().isdigit() for part in rest.split(",")):
+            raise ValueError(f"the tree {text!r} is not understood: {_EXAMPLES}")
+        numbers = tuple(int(part) for part in rest.split(","))
+        if not colon:
+            kind = "chain" if len(numbers) == 1 else "sampled"
+        return cls(kind.strip(), numbers)  # type: ignore[arg-type]  # a kind that is none is refused
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{','.join(map(str, self.numbers))}"
+
+    @property
+    def drawing(self) -> Drawing:
+        """How children are drawn for a request that samples without a seed."""
+        return _DRAWINGS[self.kind]
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the shape is known only when the tokens are."""
+        return self.kind == "dynamic"
+
+    @property
+    def branches(self) -> bool:
+        return self.kind != "chain" and max(self.numbers if not self.dynamic else self.numbers[:1]) > 1
+
+    @property
+    def depth(self) -> int:
+        match self.kind:
+            case "chain":
+                return self.numbers[0]
+            case "dynamic":
+                return self.numbers[1]
+            case _:
+                return len(self.numbers)
+
+    @property
+    def size(self) -> int:
+        """Drafted nodes, at most: the root is not counted."""
+        return self._nodes()
+
+    @property
+    def width(self) -> int:
+        """The most children of one node."""
+        match self.kind:
+            case "chain":
+                return 1
+            case "dynamic":
+                return self.numbers[0]
+            case _:
+                return max(self.numbers)
+
+    @cached_property
+    def shape(self) -> TreeShape:
+        """Breadth first."""
+        assert not self.dynamic, "a dynamic tree gets its shape from its tokens"
+        return TreeShape.chain(self.depth) if self.kind == "chain" else cartesian(self.numbers)
+
+    def cut_size(self, budget: Budget) -> int:
+        """How many nodes of `shape`, from the root on, fit a budget. Nodes come breadth first, so these keep their
+        parents and elder siblings, and node i is the same node whatever the budget."""
+        fit = sum(depth <= budget.depth for depth in self.shape.depths)
+        return max(1, min(fit, 1 + budget.nodes))
+
+    def cut(self, budget: Budget) -> TreeShape:
+        """The beginning of `shape` that fits a budget. It looks at nothing else, so no law changes."""
+        return TreeShape(self.shape.parents[: self.cut_size(budget)])
+
+    def _nodes(self) -> int:
+        if self.kind == "chain":
+            return self.numbers[0]
+        if self.kind == "dynamic":
+            width, depth, size = self.numbers
+            return min(size, width + width * width * (depth - 1))
+        level, nodes = 1, 0
+        for width in self.numbers:
+            level *= width
+            nodes += level
+        return nodes

@@ -1,0 +1,99 @@
+"""What every drafter has to hold to, whatever its method. `test_all.py` asks it of each file in the folder."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from forerun.core.drawing import Drawing
+from forerun.core.params import SamplingParams
+from forerun.core.sequence import Sequence
+from forerun.core.tree import DraftTree
+from forerun.drafters.drafter import Budget, Drafter, Observation
+from forerun.drafters.find import make_drafter
+from tests.drafters.models import VOCABULARY, accept_some, sequence, setup, twin
+
+REQUESTS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.0),
+    SamplingParams(seed=7),
+    SamplingParams(temperature=0.8, top_p=0.7, presence_penalty=0.5, repetition_penalty=1.2),
+    SamplingParams(temperature=0.0, frequency_penalty=0.3),
+    SamplingParams(seed=8, top_k=3, min_p=0.01),
+)
+
+
+def fresh(name: str) -> Drafter:
+    """A new drafter with its own defaults; whoever needs a model gets a tiny one."""
+    known = {field.name for field in fields(import_module(f"forerun.drafters.{name}").Options)}
+    options: dict[str, Any] = {"model": "tiny"} if "model" in known else {}
+    return make_drafter(name, setup(), options)
+
+
+def check_tree(drafter: Drafter, tree: DraftTree, sequences: list[Sequence], budgets: list[Budget]) -> None:
+    """The tree is well formed, starts at the last committed token, keeps to its budget and is what it says it is."""
+    DraftTree.build(
+        tree.tokens,
+        tree.parents,
+        tree.positions[:, 0],
+        tree.drawing,
+        q=tree.q,
+        children=tree.children,
+        q_rows=tree.q_rows,
+        max_depth=tree.max_depth,
+        max_draws=tree.max_draws,
+    )
+    assert tree.batch == len(sequences)
+    assert tree.tokens[:, 0].tolist() == [item.tokens[-1] for item in sequences]
+    assert tree.positions[:, 0].tolist() == [item.position for item in sequences]
+    drafted = (tree.parents >= 0).sum(1).tolist()
+    deepest = tree.depths.amax(1).tolist()
+    for count, depth, budget in zip(drafted, deepest, budgets, strict=True):
+        assert count <= max(0, budget.nodes)
+        assert depth <= max(0, budget.depth)
+    assert bool(((tree.tokens >= 0) & (tree.tokens < VOCABULARY)).all())
+    if not drafter.branches:
+        assert tree.width <= 1, "it says that it does not branch"
+    assert tree.drawing in {drafter.drawing, Drawing.FIXED}
+    relied_on = [not item.params.greedy and not item.coupled for item in sequences]
+    if tree.drawing is not drafter.drawing:
+        some = (tree.parents >= 0).any(1)
+        assert not bool((some & torch.tensor(relied_on)).any()), "drawn otherwise than it says"
+    if tree.q is not None:
+        assert tree.q.shape[2] == VOCABULARY
+
+
+def live(drafter: Drafter, steps: int, seed: int, check: Callable[[DraftTree], None] | None = None) -> list[Any]:
+    """Some requests through some steps, with luck and bad luck, pauses, ends and new ones; returns what was drafted."""
+    chosen = random.Random(seed)
+    running = [sequence(number, REQUESTS[number % len(REQUESTS)]) for number in range(3)]
+    born = len(running)
+    told: list[Any] = []
+    for _ in range(steps):
+        turn = [item for item in running if chosen.random() < 0.8] or running[:1]
+        budgets = [Budget(chosen.choice([0, 1, 2, 3, 5, 8, 40]), chosen.choice([0, 1, 2, 4, 8])) for _ in turn]
+        tree = drafter.draft(turn, budgets)
+        check_tree(drafter, tree, turn, budgets)
+        if check is not None:
+            check(tree)
+        told.append((tree.tokens.tolist(), tree.parents.tolist(), tree.drawing))
+        observations = []
+        for row, item in enumerate(turn):
+            start = item.position
+            tokens = accept_some(tree, row, chosen)
+            item.commit(tokens)
+            features = {layer: torch.zeros(len(tokens), 16) for layer in drafter.layers}
+            observations.append(Observation(item, tokens, features, start))
+        drafter.observe(observations)
+        if chosen.random() < 0.3:
+            gone = running.pop(chosen.randrange(len(running)))
+            drafter.forget(gone)
+            # Out of the cache for a while, or over and another in its place.
+            running.append(twin(gone) if chosen.random() < 0.5 else sequence(born, REQUESTS[born % len(REQUESTS)]))
+            born += 1
+    return told

@@ -1,0 +1,56 @@
+"""Every drafter of the folder holds to the contract."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from forerun.drafters.find import make_drafter, names
+from tests.drafters.contract import fresh, live
+from tests.drafters.models import setup
+
+
+def test_the_folder_is_the_list() -> None:
+    assert {"none", "ngram", "draft_model"} <= set(names())
+    assert not {"drafter", "find", "tree_spec", "run_ahead"} & set(names())
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("seed", [0, 1])
+def test_trees_are_what_was_asked_for(name: str, seed: int) -> None:
+    live(fresh(name), steps=14, seed=seed)
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_same_history_gives_the_same_drafts(name: str) -> None:
+    assert live(fresh(name), steps=8, seed=2) == live(fresh(name), steps=8, seed=2)
+
+
+@pytest.mark.parametrize("name", names())
+def test_options_are_frozen_and_explained(name: str) -> None:
+    options: Any = import_module(f"forerun.drafters.{name}").Options
+    assert is_dataclass(options)
+    known = [field.name for field in fields(options)]
+    make: Any = options  # a class, which the check above hides
+    made = make(**({"model": "tiny"} if "model" in known else {}))
+    for field in known:
+        with pytest.raises(FrozenInstanceError):
+            setattr(made, field, None)
+
+
+def test_an_unknown_drafter_or_option_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no drafter 'eegle': use one of .*ngram"):
+        make_drafter("eegle", setup())
+    with pytest.raises(ValueError, match="ngram has no option 'length': it has tokens"):
+        make_drafter("ngram", setup(), {"length": 3})
+    with pytest.raises(ValueError, match="none has no option 'length': it has none"):
+        make_drafter("none", setup(), {"length": 3})
+
+
+def test_numbers_may_come_as_text() -> None:
+    assert vars(make_drafter("ngram", setup(), {"tokens": "3"}))["tokens"] == 3
+    with pytest.raises(ValueError, match="option tokens is 'three': give a whole number"):
+        make_drafter("ngram", setup(), {"tokens": "three"})

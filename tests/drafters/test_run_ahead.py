@@ -1,0 +1,68 @@
+"""A tree read level by level gives what it gives in one pass."""
+
+from __future__ import annotations
+
+import torch
+
+from forerun.drafters.run_ahead import RunAhead
+from forerun.models.batch import Batch, Segment
+from tests.drafters.models import sequence, slow_logits, tiny
+
+
+def test_levels_see_the_text_and_their_own_ancestors() -> None:
+    model, texts = tiny(1, window=2), [sequence(1, length=9), sequence(2, length=5)]
+    ahead = RunAhead(model, slots=256)
+    run = ahead.start(texts, [7, 7])
+    roots = run.roots()
+    # Numbers of the nodes:   0 1 2 | 3 4 5 | 6; parents are these numbers, -1 is the root.
+    levels = [([7, 8, 9], [-1, -1, -1]), ([1, 2, 3], [0, 2, 2]), ([4], [5])]
+    paths: list[list[int]] = []
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(roots.logits[row], slow_logits(model, text.tokens), atol=1e-4, rtol=1e-4)
+    for tokens, parents in levels:
+        places = torch.tensor([parents, parents])
+        rows = run.level(torch.tensor([tokens, tokens]), places, [len(tokens)] * 2)
+        paths += [
+            [*(paths[parent] if parent >= 0 else []), token] for token, parent in zip(tokens, parents, strict=True)
+        ]
+        for logits, b, column in zip(rows.logits, rows.sequence.tolist(), rows.column.tolist(), strict=True):
+            path = paths[len(paths) - len(tokens) + column]
+            torch.testing.assert_close(logits, slow_logits(model, [*texts[b].tokens, *path]), atol=1e-4, rtol=1e-4)
+    ahead.cache.check_integrity()
+
+
+def test_a_segment_may_see_a_part_of_its_context() -> None:
+    """Two branches read in one pass, then a child of the second: it must not see the first, in no layer, and for the
+    layer with a window the second stands right before it."""
+    model, text = tiny(2), [3, 1, 4, 1, 5, 9, 2, 6]
+    storage, slots = model.new_storage(16), torch.arange(16)
+    eye = torch.eye(2, dtype=torch.bool)
+    length = len(text)
+    nothing = slots[:0]
+    branches = Segment(
+        0,
+        torch.tensor([*text, 7, 8]),
+        torch.tensor([*range(length), length, length]),
+        eye,
+        nothing,
+        slots[: length + 2],
+        0,
+    )
+    model.forward_rows(Batch.pack([branches]), storage)
+    visible = torch.ones(1, length + 2, dtype=torch.bool)
+    visible[0, length] = False
+    positions = torch.tensor([*range(length), length, length])
+    child = Segment(
+        0,
+        torch.tensor([5]),
+        torch.tensor([length + 1]),
+        None,
+        slots[: length + 2],
+        slots[length + 2 : length + 3],
+        1,
+        visible,
+        positions,
+    )
+    found = model.forward_rows(Batch.pack([child]), storage).logits[0]
+    torch.testing.assert_close(found, slow_logits(model, [*text, 8, 5]), atol=1e-4, rtol=1e-4)
+    assert (found - slow_logits(model, [*text, 7, 5])).abs().max() > 1e-2
