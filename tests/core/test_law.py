@@ -399,3 +399,15 @@ def test_take_gives_the_settings_of_those_rows(rows: list[int]) -> None:
     assert taken.shape == (len(rows), 60)
     if rows:
         assert torch.equal(taken, law(logits, LawSettings.of([MIXED[row] for row in rows]), context))
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0, 8.0])
+@pytest.mark.parametrize("head", [1, 7, 60])
+def test_top_p_from_the_head_is_top_p_from_all(spread: float, head: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat laws, whose head does not hold the mass, steep ones, ties, and rows without top_p beside them."""
+    logits = (torch.randn(12, 500, generator=torch.Generator().manual_seed(head)) * spread).round(decimals=1)
+    settings = LawSettings.of([SamplingParams(top_p=(0.3, 0.9, 0.99, 1.0)[row % 4]) for row in range(12)])
+    monkeypatch.setattr("forerun.core.law._HEAD", 10**6)
+    whole = law(logits, settings)
+    monkeypatch.setattr("forerun.core.law._HEAD", head)
+    assert torch.equal(law(logits, settings), whole)
