@@ -68,6 +68,37 @@ def rules() -> str:
     return "\n".join([*lines, "", footnote(result)])
 
 
+def identity() -> str:
+    """Is the text the target's own: one line per drafter."""
+    result = load("identity")
+    greedy = {(row["drafter"], row["batch"]): row for row in result["greedy"]["rows"]}
+    half = {(row["drafter"], row["batch"]): row for row in result["half"]["rows"]}
+    seeded = {row["drafter"]: row for row in result["seeded"]["rows"]}
+    laws = {row["drafter"]: row for row in result["law"]["rows"]}
+    lines = [
+        "| drafter | greedy, alone | greedy, batch 8 | seeded, batch 8 | bfloat16: parted / all ties | law, p-value | "
+        "tokens per pass |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for drafter in laws:
+        one, eight, seed = greedy[drafter, 1], greedy[drafter, 8], seeded[drafter]
+        coarse = [half[drafter, batch] for batch in (1, 8) if (drafter, batch) in half]
+        parted = sum(row["ties"] + row["unexplained"] for row in coarse)
+        of = sum(row["prompts"] for row in coarse)
+        verdict = "yes" if not any(row["unexplained"] for row in coarse) else "**no**"
+        equal = [f"{row['identical']}/{row['prompts']}" for row in (one, eight, seed)]
+        p_value, per_pass = laws[drafter]["uniform_p"], one["tokens_per_pass"]
+        cells = [drafter, *equal, f"{parted} of {of} / {verdict}", f"{p_value:.2f}", f"{per_pass:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    batch = result["batch"]
+    lines += [
+        "",
+        f"Plain decoding in bfloat16, the same eight prompts: {batch['one']:.0f} tokens/s one by one, "
+        f"{batch['eight']:.0f} in a batch of eight, {batch['ratio']:.1f}×.",
+    ]
+    return "\n".join([*lines, "", footnote(result)])
+
+
 def footnote(result: dict[str, Any]) -> str:
     p = result["provenance"]
     commit = (p["git"] or {}).get("commit", "unknown")[:9]
@@ -84,6 +115,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "identity": identity,
     "rules": rules,
     "verification-cpu": lambda: verification("verification-cpu"),
     "verification-cuda": lambda: verification("verification-cuda"),

@@ -18,7 +18,10 @@ from rich.console import Console
 from rich.text import Text
 
 import forerun
+from forerun.cli.chat import chat
 from forerun.cli.demo import demo
+from forerun.cli.generate import generate
+from forerun.cli.models import models
 from forerun.cli.plan import plan
 from forerun.cli.rules import rules
 from forerun.cli.simulate import simulate
@@ -32,7 +35,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# A new command is one line here; its docstring is its help.
+# A new command is one line here; its docstring is its help. `models` has commands of its own.
+app.command()(generate)
+app.command()(chat)
+app.add_typer(models, name="models")
 app.command()(simulate)
 app.command()(plan)
 app.command()(rules)

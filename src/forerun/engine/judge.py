@@ -26,8 +26,8 @@ class Decision:
 
     @property
     def kinds(self) -> list[Kind]:
-        last: Kind = "corrected" if self.corrected else "bonus"
-        return ["accepted"] * len(self.path) + [last]
+        kinds: list[Kind] = ["accepted"] * len(self.path)
+        return [*kinds, "corrected" if self.corrected else "bonus"]
 
 
 def laws(logits: Tensor, jobs: list[Job], tree: DraftTree, packed: Packed, history: History) -> Tensor:

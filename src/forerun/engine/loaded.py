@@ -1,0 +1,93 @@
+"""A model in memory with its tokenizer, and how much cache to give it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from forerun.models.checkpoint import Progress
+from forerun.models.load import load_model, load_tokenizer, resolve
+from forerun.models.precision import parse_dtype
+from forerun.models.target import TargetModel
+from forerun.models.tokenizer import Tokenizer
+
+BLOCK = 16
+CPU_SHARE, GPU_SHARE = 0.125, 0.25
+"""What the cache may take of the memory of the machine, or of what is free on a graphics card. A drafter's own cache
+may take as much again."""
+UNKNOWN_MEMORY = 8 << 30
+"""Assumed where the system does not tell."""
+
+
+def _alone(name: str) -> TargetModel:
+    raise ValueError(f"cannot load {name} beside a model that was not loaded by name: use another drafter")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    target: TargetModel
+    tokenizer: Tokenizer
+    load_beside: Callable[[str], TargetModel] = _alone
+    """Loads a draft model in the same precision and on the same device; one with other tokens is refused."""
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        dtype: str = "auto",
+        device: str | None = None,
+        revision: str | None = None,
+        offline: bool = False,
+        progress: Progress | None = None,
+    ) -> LoadedModel:
+        place = find_device(device)
+        precision = parse_dtype(dtype, place)
+
+        def load(name: str, revision: str | None = None) -> tuple[TargetModel, Tokenizer]:
+            source = resolve(name, dtype=precision, revision=revision, offline=offline, progress=progress)
+            tokenizer = load_tokenizer(source)
+            return load_model(source, dtype=precision, device=place, progress=progress), tokenizer
+
+        def load_beside(other: str) -> TargetModel:
+            target, theirs = load(other)
+            if theirs.fingerprint != tokenizer.fingerprint:
+                raise ValueError(f"{other} and {name} have different tokenizers: draft with a model of the same family")
+            return target
+
+        target, tokenizer = load(str(name), revision)
+        return cls(target, tokenizer, load_beside)
+
+
+def find_device(name: str | None) -> torch.device:
+    """A graphics card where there is one, unless another device is named."""
+    if name is None or name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"there is no device {name!r}: use cpu or cuda") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"the device {name} is not there: use cpu, or check the driver and the PyTorch build")
+    return device
+
+
+def default_slots(target: TargetModel, max_batch: int) -> int:
+    """Room for `max_batch` texts of full length, or what fits into a share of the memory."""
+    per_token = target.new_storage(BLOCK).bytes_per_slot
+    slots = min(target.context_length * max_batch, _memory_for_cache(target.device) // max(1, per_token))
+    return max(BLOCK, slots // BLOCK * BLOCK)
+
+
+def _memory_for_cache(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on this system
+        memory = UNKNOWN_MEMORY
+    return int(CPU_SHARE * memory)
