@@ -198,10 +198,11 @@ def allowed_modules() -> set[str]:
 
 
 BARE_IMPORTS = """
-import importlib, json, sys
+import importlib, json, sys, sysconfig
 
 allowed, modules, refused = json.load(sys.stdin)
 allowed = {*allowed, *sys.stdlib_module_names, "forerun"}
+sysconfig.get_config_vars()  # its data is a module that the list of the standard library does not name
 
 class OnlyCore:
     # Stands before a finder and hides what is not allowed, as if it were not installed.
@@ -209,6 +210,8 @@ class OnlyCore:
         self.finder = finder
     def find_spec(self, name, path=None, target=None):
         return self.finder.find_spec(name, path, target) if name.partition(".")[0] in allowed else None
+    def __getattr__(self, name):  # versions may be asked for
+        return getattr(self.finder, name)
 
 already = {name.partition(".")[0] for name in sys.modules} - allowed - {"__main__"}
 for name in list(sys.modules):
