@@ -111,7 +111,8 @@ class Scheduler:
             depth = max(0, sequence.remaining - 1)
             if job.draft.depth is not None:
                 depth = min(depth, job.draft.depth)
-            nodes = nodes if depth else 0
+            if not depth or turn.chain:  # what a prompt's rows round to must not depend on what is drafted behind them
+                nodes = 0
             grown = Turn(job, turn.chain, Budget(nodes, min(depth, nodes)))
             blocks -= self.cache.blocks_for(sequence.id, grown.rows) - base
             result.append(grown)

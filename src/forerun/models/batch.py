@@ -10,6 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+KEYS = 64
+"""Keys are padded to a multiple of this. A sum over a vector's lanes is then cut in the same way however many keys come
+after a row's own, so a chain of drafts has bit for bit the rows that plain decoding would have."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -102,6 +106,7 @@ def _group(segments: Sequence[Segment], members: tuple[int, ...], starts: list[i
     device = chosen[0].tokens.device
     height = max(segment.rows for segment in chosen)
     length = max(segment.context.shape[0] + segment.rows for segment in chosen)
+    length = -(-length // KEYS) * KEYS
     size = len(chosen)
     keys = torch.zeros(size, length, dtype=torch.int64, device=device)
     key_positions = torch.zeros(size, length, dtype=torch.int64, device=device)
