@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MODEL := smollm2-135m
 
-.PHONY: help demo test check format bench tables clean
+.PHONY: help demo test check format bench identity tables clean
 
 help:
-	@echo "make demo    see speculative decoding at work"
+	@echo "make demo    see speculative decoding at work, on a small model that is fetched"
 	@echo "make test    run all tests"
 	@echo "make check   ruff and mypy"
 	@echo "make format  let ruff fix what it can"
 	@echo "make bench   time the verification rules on this machine"
+	@echo "make identity DATA=folder   is the text the target's own? on development sets, against transformers"
 	@echo "make tables  write the tables of the documents from results/"
 	@echo "make clean   remove the environment"
 
@@ -30,6 +32,7 @@ demo: $(READY)
 	@$(BIN)/forerun demo
 
 test: $(READY)
+	@$(BIN)/forerun models fetch $(MODEL)
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(READY)
@@ -44,6 +47,10 @@ format: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m benchmarks.verification --out results/verification-cpu.json
+	@$(BIN)/python -m benchmarks.tables
+
+identity: $(READY)
+	@$(BIN)/python -m benchmarks.identity --data $(DATA) --out results/identity.json
 	@$(BIN)/python -m benchmarks.tables
 
 tables: $(READY)

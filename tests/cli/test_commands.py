@@ -14,6 +14,7 @@ from forerun.cli.main import app
 from forerun.cli.plan import EXAMPLE
 from forerun.theory import closed_form
 from tests.cli.conftest import Terminal
+from tests.tiny_folder import save_tiny_model
 
 CHECKS = [(0.7, 1, 1.70), (0.7, 4, 2.7731), (0.7, 5, 2.9412), (0.7, 6, 3.0588), (0.9, 4, 4.0951), (0.5, 4, 1.9375)]
 CHECKS += [(0.95, 8, 7.3950)]
@@ -110,7 +111,7 @@ def test_a_missing_matplotlib_is_named_with_its_remedy(
     assert ended.code == 1
     assert "pip install 'forerun[bench]'" in ended.err
     monkeypatch.chdir(tmp_path)
-    shown = run("demo")
+    shown = run("demo", "--model", str(save_tiny_model(tmp_path / "model")))
     assert shown.code == 0  # the demo goes on without its picture
     assert "pip install 'forerun[bench]'" in shown.out
 
@@ -134,7 +135,7 @@ def test_plan_from_the_example(run: Terminal, tmp_path: Path) -> None:
 
 def test_demo(run: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ended = run("demo")
+    ended = run("demo", "--model", str(save_tiny_model(tmp_path / "model")))
     assert ended.code == 0
     assert (tmp_path / "demo" / "speedup.png").read_bytes().startswith(b"\x89PNG")
     assert str(Path("demo") / "speedup.png") in ended.out
@@ -145,7 +146,7 @@ def test_demo(run: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert any(line.split().count(f"{tokens:.4f}") == 2 for line in ended.out.splitlines())
 
 
-@pytest.mark.parametrize("command", ["simulate", "plan", "demo"])
+@pytest.mark.parametrize("command", ["simulate", "plan", "demo", "generate", "chat", "models"])
 def test_help_has_examples(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"])
     assert result.exit_code == 0

@@ -48,17 +48,17 @@ TASKS = (
 
 
 def three_answers(console: Console, model: str) -> None:
-    """In float32, where the texts must be the same token for token; coarser formats know ties."""
+    """One after the other, the plain answer first, on a model that is warm."""
     from forerun.core.params import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     with loading(f"Loading {model}") as told:
         from forerun.engine.llm import LLM
 
-        drafted = LLM(model, DRAFTER, dtype="float32", max_batch=1, progress=told)
+        drafted = LLM(model, DRAFTER, max_batch=1, progress=told)
     console.print(
         "The same model twice: plainly, and with the drafter ngram, which looks up what\n"
-        "followed the last words when they stood in the text before. In float32."
+        "followed the last words when they stood in the text before."
     )
     duels = []
     with drafted, drafted.with_drafter("none", max_batch=1) as plain:

@@ -33,8 +33,9 @@ def names() -> list[str]:
     return sorted(module.name for module in modules if module.name not in HELPERS)
 
 
-def make_drafter(name: str, setup: Setup, options: Mapping[str, Any] | None = None) -> Drafter:
-    """The drafter of that name. An option it does not have is refused."""
+def read_options(name: str, options: Mapping[str, Any] | None = None) -> Any:
+    """The options of the drafter of that name; an option it does not have is refused. Needs no model, so that a typing
+    mistake is told before one is loaded."""
     if name not in names():
         raise ValueError(f"there is no drafter {name!r}: use one of {', '.join(names())}")
     module = import_module(f"forerun.drafters.{name}")
@@ -44,8 +45,13 @@ def make_drafter(name: str, setup: Setup, options: Mapping[str, Any] | None = No
             wanted = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"the drafter {name} has no option {key!r}: {wanted}")
     kinds = get_type_hints(module.Options)
-    read = {key: _read(key, value, kinds[key]) for key, value in (options or {}).items()}
-    drafter: Drafter = module.make(module.Options(**read), setup)
+    return module.Options(**{key: _read(key, value, kinds[key]) for key, value in (options or {}).items()})
+
+
+def make_drafter(name: str, setup: Setup, options: Mapping[str, Any] | None = None) -> Drafter:
+    """The drafter of that name."""
+    read = read_options(name, options)
+    drafter: Drafter = import_module(f"forerun.drafters.{name}").make(read, setup)
     return drafter
 
 

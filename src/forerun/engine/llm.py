@@ -20,7 +20,7 @@ from typing import Any, Self, cast, overload
 
 from forerun.core.params import SamplingParams
 from forerun.core.step_record import StepRecord
-from forerun.drafters.find import Setup, make_drafter
+from forerun.drafters.find import Setup, make_drafter, read_options
 from forerun.engine.completion import Completion, Piece, Transcript
 from forerun.engine.engine import Engine
 from forerun.engine.loaded import LoadedModel, default_slots
@@ -30,6 +30,7 @@ from forerun.engine.runner import Handle, Runner
 from forerun.engine.statistics import Statistics
 from forerun.engine.text import StopWatcher
 from forerun.models.checkpoint import Progress
+from forerun.verify.rule import all_rules
 
 Counted = Callable[[int, int], None]
 """Told how many prompts are done, and of how many."""
@@ -58,13 +59,16 @@ class LLM:
         """`model` is a built-in name, a folder, a GGUF file or a Hugging Face id; `tree` is an option of the drafter,
         as in "5" or "3,2,1"; `rule` is a verification rule, by default the strongest lossless one; `cache_tokens` is
         how many tokens the cache holds, by default what fits in memory; `trace` is a file for one JSON line a step."""
+        options = dict(drafter_options or {}) | ({} if tree is None else {"tree": tree})
+        read_options(drafter, options)
+        if rule is not None and rule not in all_rules():
+            raise ValueError(f"there is no verification rule {rule!r}: use one of {', '.join(all_rules())}")
         if isinstance(model, str):
             model = LoadedModel.load(
                 model, dtype=dtype, device=device, revision=revision, offline=offline, progress=progress
             )
         self.model = model
         slots = default_slots(model.target, max_batch) if cache_tokens is None else cache_tokens
-        options = dict(drafter_options or {}) | ({} if tree is None else {"tree": tree})
         made = make_drafter(drafter, Setup(model.target, slots, model.load_beside), options)
         with ExitStack() as closing_all:
             record = None if trace is None else closing_all.enter_context(_trace_to(Path(trace)))
