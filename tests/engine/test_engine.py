@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence as Many
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from forerun.core.law import Context, LawSettings, law
 from forerun.core.noise import StepNoise
 from forerun.core.params import SamplingParams
 from forerun.core.step_record import StepRecord
-from forerun.drafters.drafter import Drafter
+from forerun.drafters.drafter import Drafter, Observation
 from forerun.engine.engine import Engine
 from forerun.engine.request import DraftOptions, Request
 from forerun.models.batch import Batch, Segment
@@ -332,3 +333,57 @@ def test_a_model_that_breaks_leaves_the_engine_whole() -> None:
             assert update.request == number
             text += update.tokens
     assert text == EXPECTED[0]
+
+
+class Curious(RandomTrees):
+    """Wants to see what the target found likely, and the hidden states after two layers."""
+
+    top = 3
+    layers = (2,)
+
+    def __init__(self) -> None:
+        super().__init__(16, KNOWN)
+        self.seen: list[Observation] = []
+
+    def observe(self, observations: Many[Observation]) -> None:
+        self.seen += observations
+
+
+def test_a_drafter_sees_what_it_asks_for() -> None:
+    drafter = Curious()
+    engine = Engine(MODEL, drafter, slots=512, max_rows=40)
+    assert [text for (text,) in drain(engine, REQUESTS[:3])] == EXPECTED[:3]
+    for number in range(3):
+        own = [seen for seen in drafter.seen if seen.sequence.id == number]
+        text = PROMPTS[number] + EXPECTED[number]
+        assert [token for seen in own for token in seen.tokens] == EXPECTED[number]
+        states = torch.cat([seen.features[2] for seen in own])[: len(text) - 1]
+        assert [seen.start for seen in own] == sorted({seen.start for seen in own})
+        assert torch.allclose(states, forward_states(text)[: states.shape[0]], atol=1e-4)
+        for seen in own:
+            if seen.checked is None:
+                assert not seen.tokens, "only a chunk of a prompt has no tree"
+                continue
+            assert len(seen.checked.tokens) == len(seen.checked.parents) == seen.checked.top.shape[0]
+            root_place = position_of_root(own, seen, number)
+            for node in range(len(seen.checked.tokens)):
+                path: list[int] = []
+                at = node
+                while at >= 0:
+                    path.insert(0, seen.checked.tokens[at])
+                    at = seen.checked.parents[at]
+                logits = forward(MODEL, text[:root_place] + path)[-1]
+                assert seen.checked.top[node].tolist() == logits.topk(3).indices.tolist()
+
+
+def position_of_root(own: list[Observation], seen: Observation, number: int) -> int:
+    """The root is the last token that was committed before the step."""
+    before = sum(len(other.tokens) for other in own[: own.index(seen)])
+    return len(PROMPTS[number]) + before - 1
+
+
+def forward_states(text: list[int]) -> torch.Tensor:
+    storage = MODEL.new_storage(len(text))
+    rows = torch.arange(len(text))
+    segment = Segment(0, torch.tensor(text), rows, None, torch.tensor([], dtype=torch.int64), rows, 0)
+    return MODEL.forward_rows(Batch.pack([segment]), storage, layers=(2,)).features[2]

@@ -49,6 +49,7 @@ class Drafts:
     drawing = Drawing.FIXED
     branches = True
     layers: tuple[int, ...] = ()
+    top = 0
 
     def observe(self, observations: Many[Observation]) -> None:
         for seen in observations:

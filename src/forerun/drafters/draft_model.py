@@ -100,6 +100,7 @@ class _Level:
 
 class DraftModel:
     layers: tuple[int, ...] = ()
+    top: int = 0
 
     def __init__(self, model: TargetModel, spec: TreeSpec, vocabulary: int, slots: int) -> None:
         """`vocabulary` is the target's."""

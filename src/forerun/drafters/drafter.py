@@ -25,6 +25,18 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """What the target said about every node of a step's tree, those it refused included."""
+
+    tokens: list[int]
+    """Of the nodes that were rows of the pass, the root first."""
+    parents: list[int]
+    """Places in `tokens`; -1 for the root."""
+    top: Tensor
+    """[nodes, k] the tokens that the target found most likely after each node, by its logits, the likeliest first."""
+
+
+@dataclass(frozen=True)
 class Observation:
     """What a step committed to one sequence."""
 
@@ -36,6 +48,8 @@ class Observation:
     step's tree is its root; after a chunk of a prompt there is one for each of its tokens."""
     start: int
     """The absolute position of the first of these rows."""
+    checked: Checked | None = None
+    """For a drafter that asks for `top` candidates, after a step that checked a tree."""
 
 
 class Drafter(Protocol):
@@ -55,6 +69,11 @@ class Drafter(Protocol):
     @property
     def layers(self) -> tuple[int, ...]:
         """Hidden layers of the target that `observe` wants to see."""
+        ...
+
+    @property
+    def top(self) -> int:
+        """How many of the target's likeliest tokens `observe` wants to see for every node; 0 for none."""
         ...
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:

@@ -117,6 +117,7 @@ class _Trie:
 class NGram:
     drawing = Drawing.FIXED
     layers: tuple[int, ...] = ()
+    top: int = 0
 
     def __init__(self, options: Options, device: torch.device) -> None:
         self.options = options

@@ -44,6 +44,7 @@ class NoDrafter:
     drawing = Drawing.FIXED
     branches = False
     layers: tuple[int, ...] = ()
+    top: int = 0
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

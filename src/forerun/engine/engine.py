@@ -14,11 +14,12 @@ from torch import Tensor
 
 from forerun.core.drawing import Drawing
 from forerun.core.history import History
+from forerun.core.largest import largest
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence, never
 from forerun.core.step_record import SequenceRecord, StepRecord
 from forerun.core.tree import DraftTree
-from forerun.drafters.drafter import Drafter, Observation
+from forerun.drafters.drafter import Checked, Drafter, Observation
 from forerun.engine.judge import Decision, judge, laws
 from forerun.engine.packing import Packed, pack
 from forerun.engine.request import Job, Request, TokenLogprob, Update
@@ -122,7 +123,11 @@ class Engine:
             self.cache.abandon()  # texts and cache are as they were before the step
             raise
         used = self.cache.used
-        updates = self._commit(turns, packed, output, decisions)
+        with clock.phase("draft"):
+            checked = self._checked(packed, tree, output)
+        updates, observations = self._commit(turns, packed, output, decisions, checked)
+        with clock.phase("draft"):
+            self.drafter.observe(observations)
         clock.stop()
         self._count(turns, packed, clock.seconds, used)
         if self.trace is not None:
@@ -201,9 +206,15 @@ class Engine:
         return DraftTree.build(roots, torch.full_like(roots, -1), positions, Drawing.FIXED, max_depth=0, width=0)
 
     def _commit(
-        self, turns: list[Turn], packed: Packed, output: Output, decisions: list[Decision]
-    ) -> dict[int, Update]:
-        """Take what was decided into texts and cache; updates by the place of their turn."""
+        self,
+        turns: list[Turn],
+        packed: Packed,
+        output: Output,
+        decisions: list[Decision],
+        checked: list[Checked] | None,
+    ) -> tuple[dict[int, Update], list[Observation]]:
+        """Take what was decided into texts and cache; updates by the place of their turn, and what the drafter may
+        see."""
         kept: dict[int, list[int]] = {}
         updates: dict[int, Update] = {}
         observations: list[Observation] = []
@@ -214,7 +225,9 @@ class Engine:
             start = self.cache.committed(sequence.id)
             rows = list(range(turn.chain))
             count = 0
+            seen = None
             if turn.budget is not None:
+                seen = None if checked is None else checked[deciding]
                 decision, nodes = decisions[deciding], packed.nodes[deciding].tolist()
                 places = {node: row for row, node in enumerate(nodes)}
                 path = [0, *(places[node] for node in decision.path)]
@@ -237,10 +250,24 @@ class Engine:
             kept[sequence.id] = rows
             index = [packed.starts[place] + row for row in rows]
             features = {layer: states[index] for layer, states in output.features.items()}
-            observations.append(Observation(sequence, sequence.tokens[-count:] if count else [], features, start))
+            committed = sequence.tokens[-count:] if count else []
+            observations.append(Observation(sequence, committed, features, start, seen))
         self.cache.commit(kept)
-        self.drafter.observe(observations)
-        return updates
+        return updates, observations
+
+    def _checked(self, packed: Packed, tree: DraftTree | None, output: Output) -> list[Checked] | None:
+        """The target's candidates for every node, for a drafter that wants them."""
+        if not self.drafter.top or tree is None:
+            return None
+        _, top = largest(output.logits, self.drafter.top)
+        result = []
+        start = 0
+        for b, nodes in enumerate(packed.nodes):
+            places = {node: row for row, node in enumerate(nodes.tolist())} | {-1: -1}
+            parents = [places[parent] for parent in tree.parents[b, nodes].tolist()]
+            result.append(Checked(tree.tokens[b, nodes].tolist(), parents, top[start : start + len(places) - 1]))
+            start += len(places) - 1
+        return result
 
     def _end(self, job: Job) -> None:
         self.scheduler.remove(job)
