@@ -3,8 +3,8 @@
     python -m benchmarks.identity --data FOLDER --out results/identity.json
 
 FOLDER holds development sets as JSON lines in Spec-Bench's form. Every part is also there for one prompt set or part:
-see --help. A draft model is needed that shares the tokenizer: the target's own first layers serve, which draft badly,
-and the target itself, which drafts perfectly, so both ends are tried.
+see --help. A draft model is needed that shares the tokenizer: the target's own first layers serve. They draft badly, so
+most of what they propose is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Method:
     def label(self) -> str:
         tree = self.options.get("tree")
         model = self.options.get("model")
-        draft = "" if model is None else ("itself, " if model == MODEL else "its first layers, ")
+        draft = "" if model is None else "first layers, "
         return self.name + (f" ({draft}{tree})" if tree else "")
 
 
@@ -66,10 +66,8 @@ def methods(short: Path) -> list[Method]:
     return [
         Method("none", {}),
         Method("ngram", {}),
-        Method("ngram", {"tree": "fixed:3,1,1,1,1"}),
         Method("draft_model", {"model": str(short), "tree": "3"}),
         Method("draft_model", {"model": str(short), "tree": "3,2,1"}),
-        Method("draft_model", {"model": MODEL, "tree": "4"}),
     ]
 
 

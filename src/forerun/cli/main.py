@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 import forerun
+from forerun.cli.bench import bench
 from forerun.cli.chat import chat
 from forerun.cli.demo import demo
 from forerun.cli.generate import generate
@@ -38,6 +39,7 @@ app = typer.Typer(
 # A new command is one line here; its docstring is its help. `models` has commands of its own.
 app.command()(generate)
 app.command()(chat)
+app.command()(bench)
 app.add_typer(models, name="models")
 app.command()(simulate)
 app.command()(plan)

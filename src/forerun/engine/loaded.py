@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from forerun.models.checkpoint import Progress
-from forerun.models.load import load_model, load_tokenizer, resolve
+from forerun.models.load import Source, load_model, load_tokenizer, resolve
 from forerun.models.precision import parse_dtype
 from forerun.models.target import TargetModel
 from forerun.models.tokenizer import Tokenizer
@@ -31,6 +31,8 @@ def _alone(name: str) -> TargetModel:
 class LoadedModel:
     target: TargetModel
     tokenizer: Tokenizer
+    folder: Path | None = None
+    """Where its files are; none for a model that was made in memory."""
     load_beside: Callable[[str], TargetModel] = _alone
     """Loads a draft model in the same precision and on the same device; one with other tokens is refused."""
 
@@ -48,19 +50,22 @@ class LoadedModel:
         place = find_device(device)
         precision = parse_dtype(dtype, place)
 
-        def load(name: str, revision: str | None = None) -> tuple[TargetModel, Tokenizer]:
-            source = resolve(name, dtype=precision, revision=revision, offline=offline, progress=progress)
+        def find(name: str, revision: str | None = None) -> Source:
+            return resolve(name, dtype=precision, revision=revision, offline=offline, progress=progress)
+
+        def load(source: Source) -> tuple[TargetModel, Tokenizer]:
             tokenizer = load_tokenizer(source)
             return load_model(source, dtype=precision, device=place, progress=progress), tokenizer
 
         def load_beside(other: str) -> TargetModel:
-            target, theirs = load(other)
+            target, theirs = load(find(other))
             if theirs.fingerprint != tokenizer.fingerprint:
                 raise ValueError(f"{other} and {name} have different tokenizers: draft with a model of the same family")
             return target
 
-        target, tokenizer = load(str(name), revision)
-        return cls(target, tokenizer, load_beside)
+        source = find(str(name), revision)
+        target, tokenizer = load(source)
+        return cls(target, tokenizer, source.folder, load_beside)
 
 
 def find_device(name: str | None) -> torch.device:

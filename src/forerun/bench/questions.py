@@ -1,0 +1,51 @@
+"""Prompts to measure with, in Spec-Bench's form: JSON lines with `question_id`, `category` and `turns`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    category: str
+    turns: tuple[str, ...]
+    """What the user says; each is answered before the next is said."""
+
+
+def read_questions(path: Path, *, per_category: int | None = None, limit: int | None = None) -> list[Question]:
+    """The first `per_category` of each category, and at most `limit`, in the order of the file."""
+    for name, value in (("--per-category", per_category), ("--limit", limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}: it must be at least 1")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not text in UTF-8: name a file of JSON lines") from None
+    found: list[Question] = []
+    counts: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        question = _read(line, f"line {number} of {path}")
+        counts[question.category] = counts.get(question.category, 0) + 1
+        if per_category is None or counts[question.category] <= per_category:
+            found.append(question)
+    if not found:
+        raise ValueError(f"{path} has no questions: it needs JSON lines with question_id, category and turns")
+    return found[:limit]
+
+
+def _read(line: str, where: str) -> Question:
+    try:
+        entry: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON ({error.msg}): each line must be one object") from None
+    turns = entry.get("turns") if isinstance(entry, dict) else None
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise ValueError(f"{where} has no turns: each line needs a list of texts under 'turns'")
+    name = str(entry.get("question_id", entry.get("id", where)))
+    return Question(name, str(entry.get("category", "all")), tuple(turns))
