@@ -84,6 +84,16 @@ def test_the_list(run: Terminal, tiny: Builtin, original: Path, tmp_path: Path) 
     assert all(name in shown for name in found)
 
 
+def test_a_built_in_file_that_was_named_by_its_path(run: Terminal, tiny: Builtin, store: Store, original: Path) -> None:
+    """Its conversion is the one that the built-in name uses, so it is listed, verified and removed under that name."""
+    tiny.path(store).unlink()
+    assert run("models", "fetch", str(original), "--dtype", "float32").code == 0
+    found = {each["name"]: each for each in run.json("models")["models"]}
+    assert list(found) == ["smollm2-135m", "tiny"]
+    assert found["tiny"]["formats"] == ["float32"]
+    assert run("models", "verify", "tiny").code == 0
+
+
 def test_fetch_says_where(run: Terminal, tiny: Builtin, tmp_path: Path) -> None:
     answer = run.json("models", "fetch", "tiny", "--dtype", "float32")
     assert (answer["kind"], answer["family"]) == ("built-in", "llama")
@@ -129,16 +139,17 @@ def test_verify_on_the_hub(run: Terminal, tmp_path: Path) -> None:
     assert "run `forerun models remove owner/name` and fetch it again" in ended.err
 
 
-def test_remove(run: Terminal, tiny: Builtin, store: Store, original: Path) -> None:
+def test_remove(run: Terminal, tiny: Builtin, store: Store, tmp_path: Path) -> None:
     resolve("tiny", dtype=torch.float32, store=store)
     answer = run.json("models", "remove", "tiny", "--yes")
     assert len(answer["removed"]) == 2
     assert not any(path.is_file() for path in store.root.rglob("*"))
     ended = run("models", "remove", "tiny", "--yes")
     assert (ended.code, "nothing to remove" in ended.err) == (1, True)
-    resolve(str(original), dtype=torch.float32, store=store)
-    assert run("models", "remove", original.name, "-y").code == 0
-    assert original.exists()  # what is the user's stays
+    own = write_gguf(make("Qwen2"), tmp_path / "own.gguf")
+    resolve(str(own), dtype=torch.float32, store=store)
+    assert run("models", "remove", "own.gguf", "-y").code == 0
+    assert own.exists()  # what is the user's stays
 
 
 def test_remove_asks(run: Terminal, tiny: Builtin, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,6 +247,9 @@ def test_models_that_cannot_serve_are_refused(tmp_path: Path, config: dict[str, 
 def test_a_broken_configuration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     assert "transformers cannot read" in refusal(tmp_path)
+    for wrong in ({"n_layer": "x"}, {"n_head": [1]}, {"bos_token_id": "x"}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **wrong}))
+        assert "transformers cannot read" in refusal(tmp_path)
 
 
 def test_missing_and_damaged_weights_are_refused(tmp_path: Path) -> None:

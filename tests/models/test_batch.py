@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from forerun.models.batch import KEYS, Batch, Segment
@@ -36,6 +38,24 @@ def test_every_row_sees_its_past_and_itself() -> None:
     padding = group.rows == batch.rows
     assert padding.sum() == 4
     assert bool(group.visible.any(-1).all()), "a softmax over nothing is NaN"
+
+
+def test_a_context_that_is_not_one_text() -> None:
+    """Rows of earlier levels of a tree: what is seen of them, and where they lie, is said by the segment."""
+    seen = torch.tensor([[True, True, False, True], [True, True, True, False]])
+    segment = replace(
+        chain(1, 4, 2),
+        positions=torch.tensor([3, 3]),
+        ancestors=torch.eye(2, dtype=torch.bool),
+        context_visible=seen,
+        context_positions=torch.tensor([0, 1, 2, 2]),
+    )
+    (group,) = Batch.pack([segment, chain(2, 9, 1)]).groups
+    for row in (0, 1):
+        visible = group.visible[0, row]
+        assert visible[:4].tolist() == seen[row].tolist()
+        assert group.keys[0, visible].tolist() == [*(1000 + seen[row].nonzero()[:, 0]).tolist(), 1004 + row]
+        assert group.distance[0, row, visible].tolist() == [3, 2, 1, 0]
 
 
 def test_equal_heights_need_no_index() -> None:

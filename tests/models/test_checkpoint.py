@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -213,6 +214,12 @@ def test_weights_that_are_too_long(folder: Path) -> None:
         b'{"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
         b'{"x": {"dtype": "F32", "shape": [7], "data_offsets": [0, 4]}}',
         b'{"x": {"dtype": "F32", "shape": ["a"], "data_offsets": [0, 4]}}',
+        b'{"x": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}',
+        b'{"x": {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]}}',
+        b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4.0]}}',
+        b'{"x": {"dtype": "F16", "shape": [1], "data_offsets": [2, 4]}}',  # a hole
+        b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
+        b' "y": {"dtype": "F16", "shape": [1], "data_offsets": [2, 4]}}',  # one in another
         b"\xff\xfe{}",
     ],
 )
@@ -230,7 +237,14 @@ def test_a_gguf_named_safetensors(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "is not JSON"), (b"\xff", "is not JSON"), (b"[]", "no JSON object"), (b"{}", "family None")],
+    [
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b'{"model_type": []}', "family"),
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[]", "no JSON object"),
+        (b"{}", "family None"),
+    ],
 )
 def test_garbage_configs(content: bytes, message: str, folder: Path) -> None:
     (folder / "config.json").write_bytes(content)
@@ -259,6 +273,8 @@ def test_missing_and_strange_shards(tmp_path: Path) -> None:
     for content, message in (
         ({"weight_map": {}}, "lists no files"),
         ({"weight_map": {"a": "../other.safetensors"}}, "no file of this folder"),
+        ({"weight_map": {"a": ".."}}, "lacks .., which its index names"),
+        ({"weight_map": {"a": ""}}, "which its index names"),
         ({"weight_map": 3}, "an object"),
     ):
         (folder / INDEX).write_text(json.dumps(content))
@@ -280,3 +296,20 @@ def test_shapes_follow_the_config() -> None:
     assert shapes["model.layers.0.mlp.experts.gate_up_proj"] == (3, 1536, 2048)
     assert shapes["model.layers.0.mlp.experts.down_proj"] == (3, 2048, 768)
     assert shapes["model.layers.0.mlp.gate.weight"] == (3, 2048)
+
+
+def test_a_file_that_shrinks_while_it_is_read(folder: Path) -> None:
+    config = model_config(folder, read_config(folder))
+
+    def cut(what: str, done: int, total: int) -> None:
+        os.truncate(folder / WEIGHTS, 2000)
+
+    with pytest.raises(ValueError, match="became shorter while it was read"):
+        load_tensors(folder, config, torch.float32, progress=cut)
+
+
+def test_double_precision(tmp_path: Path) -> None:
+    model = make("Llama")
+    rewrite(save(model, tmp_path), lambda t: {key: tensor.double() for key, tensor in t.items()})
+    loaded = load(tmp_path)
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in weights(model).items())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -130,6 +132,26 @@ def test_remains_without_a_manifest_are_replaced(gguf_file: Path, store: Store) 
     store.conversions()[0].check(whole=True)
 
 
+@pytest.mark.parametrize("key", ["size", "sha256", "files", "name", "model.safetensors"])
+def test_a_flipped_bit_in_the_manifest_is_noticed(key: str, gguf_file: Path, store: Store) -> None:
+    manifest = take(gguf_file, store).folder / MANIFEST
+    manifest.write_text(manifest.read_text().replace(f'"{key}"', f'"{chr(ord(key[0]) ^ 1)}{key[1:]}"'))
+    with pytest.raises(ValueError, match="is damaged: delete the folder"):
+        take(gguf_file, store)
+    with pytest.raises(ValueError, match="is damaged: delete the folder"):
+        store.conversions()[0].check(whole=True)
+
+
+def test_a_new_version_of_the_converter_makes_a_new_folder(
+    gguf_file: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = take(gguf_file, store).folder
+    monkeypatch.setattr(convert, "CONVERTER", convert.CONVERTER + 1)
+    second = take(gguf_file, store).folder
+    assert first != second
+    assert json.loads((second / MANIFEST).read_text())["converter"] == convert.CONVERTER
+
+
 def test_a_garbled_manifest_is_refused(gguf_file: Path, store: Store) -> None:
     folder = take(gguf_file, store).folder
     (folder / MANIFEST).write_text("{")
@@ -189,16 +211,35 @@ def test_a_truncated_file_leaves_nothing(share: float, gguf_file: Path, store: S
 
 
 def test_what_a_killed_process_left_is_swept(gguf_file: Path, store: Store) -> None:
-    old, young = store.converted / ".old.part", store.converted / ".young.part"
-    for part in (old, young):
-        part.mkdir(parents=True)
-        (part / WEIGHTS).write_bytes(b"half")
-    for path in (old, old / WEIGHTS):
-        os.utime(path, (time.time() - 7200,) * 2)
-    take(gguf_file, store)
-    assert not old.exists()
-    assert young.exists()  # its process may be at work
-    assert len(store.conversions()) == 1
+    """At once, and not what a process is still at work on."""
+    code = """
+import os, signal, sys
+from pathlib import Path
+from forerun.models.store import fresh_folder
+with fresh_folder(Path(sys.argv[1])) as part:
+    (part / "model.safetensors").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code, store.converted / "killed"], check=False, timeout=120)
+    (left,) = leftovers(store)[:1]
+    assert (left / WEIGHTS).read_bytes() == b"half"
+    with fresh_folder(store.converted / "running") as running:
+        assert not left.exists()
+        take(gguf_file, store)
+        assert running.exists()
+        (running / MANIFEST).write_text("{}")
+    assert leftovers(store) == []
+    assert (store.converted / "running").exists()
+
+
+def test_a_file_that_may_not_grow_so_large(gguf_file: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object) -> str:
+        raise OSError(errno.EFBIG, "File too large")  # as a write has it: without a name
+
+    monkeypatch.setattr(convert, "_write_weights", too_large)
+    with pytest.raises(ValueError, match=r"cannot write in .*converted \(File too large\): set FORERUN_CACHE"):
+        take(gguf_file, store)
+    assert not any(store.converted.iterdir())
 
 
 def test_two_converters_do_not_hurt_one_another(gguf_file: Path, store: Store) -> None:

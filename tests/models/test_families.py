@@ -173,3 +173,31 @@ def test_hidden_states(pair: tuple[Any, Transformer]) -> None:
         states = oracle(text[None], output_hidden_states=True).hidden_states
     for layer in (0, 2, 3):
         assert (features[layer] - states[layer][0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama 2", "qwen3", "gemma 3"])
+def test_roundings_are_those_of_the_family(name: str, tmp_path: Path) -> None:
+    """In bfloat16: norms, positions and the embedding's scale are rounded where transformers rounds them, so that all
+    but a few numbers agree to the last bit after the first layer, before small differences add up."""
+    family, settings = FAMILIES[name]
+    torch.manual_seed(5)
+    kind = "Gemma3Text" if family == "Gemma3" else family
+    config = getattr(transformers, f"{kind}Config")(**(SMALL | settings | {"hidden_size": 48}))
+    built = getattr(transformers, f"{family}ForCausalLM")
+    with torch.no_grad():
+        random = built(config)
+        for parameter in random.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    random.save_pretrained(tmp_path)
+    oracle = built.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    model = load_model(resolve(str(tmp_path), dtype=torch.bfloat16), dtype=torch.bfloat16)
+    assert isinstance(model, Transformer)
+    text = random_tokens(64, 13)
+    cache = KVCache(model.new_storage(64))
+    batch = Batch.pack([segment(cache, 0, text, torch.arange(64), None)])
+    features = model.forward_rows(batch, cache.storage, layers=(0, 1, 4)).features
+    with torch.no_grad():
+        states = oracle(text[None], output_hidden_states=True).hidden_states
+    assert torch.equal(features[0], states[0][0])
+    assert (features[1] == states[1][0]).float().mean() > 0.9
+    assert torch.equal(oracle.model.norm(features[4]), model.model.norm(features[4]))

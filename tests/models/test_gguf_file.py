@@ -136,6 +136,18 @@ def test_what_is_no_gguf_is_refused(content: bytes, message: str, tmp_path: Path
         GGUFFile.open(path)
 
 
+def test_a_tensor_that_lies_elsewhere_is_refused(whole: bytes, tmp_path: Path) -> None:
+    """An offset with a flipped bit would give a tensor the numbers of another one."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(whole)
+    tensors = list(GGUFFile.open(path).tensors.values())
+    start = tensors[0].offset
+    place = whole.index(struct.pack("<Q", tensors[2].offset - start), whole.index(tensors[2].name.encode()))
+    path.write_bytes(whole[:place] + struct.pack("<Q", tensors[1].offset - start) + whole[place + 8 :])
+    with pytest.raises(ValueError, match="not a whole GGUF file"):
+        GGUFFile.open(path)
+
+
 def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
     writer.add_tensor("t", np.zeros((1, 66), np.uint8), raw_dtype=Kind.IQ2_XXS)

@@ -147,6 +147,7 @@ def test_a_sliding_window_makes_it_mistral(tmp_path: Path) -> None:
         ({"extra": {"blk.0.ssm_a.weight": torch.ones(3)}}, "blk.0.ssm_a.weight has no place"),
         ({"extra": {"blk.0.attn_v.bias": torch.ones(16)}}, "blk.0.attn_v.bias has no place"),
         ({"more": {"split.count": 3}}, "one of 3 parts"),
+        ({"more": {"llama.block_count": 2**31}}, "block_count must be a whole number of at most"),
         ({"pre": "invented"}, "rule 'invented'"),
     ],
 )
@@ -157,6 +158,25 @@ def test_refusals(options: dict[str, Any], message: str, tmp_path: Path) -> None
     assert str(path) in str(refusal.value)
     assert not list((tmp_path / "cache").rglob("*safetensors*"))
     assert not list((tmp_path / "cache").rglob("*.part"))
+
+
+def test_what_a_gemma_file_says_beyond_the_habit(tmp_path: Path) -> None:
+    """Which layers are global, and how far the others turn; every sixth, and 10,000, where nothing is said."""
+    more = {"gemma3.attention.sliding_window_pattern": 2, "gemma3.rope.freq_base_swa": 5000.0}
+    path = write_gguf(make("Gemma3", head_dim=16, sliding_window=8), tmp_path / "model.gguf", more=more)
+    config = resolve(str(path), dtype=torch.float32, store=Store(tmp_path / "cache")).config
+    assert config is not None
+    assert [layer.window for layer in config.layers] == [8, None]
+    assert [layer.rope.theta for layer in config.layers if layer.rope] == [5000.0, 1e6]
+
+
+@pytest.mark.parametrize(("layers", "scale"), [(62, 8**-0.5), (61, 16**-0.5)])
+def test_gemma_27b_scales_by_its_width(layers: int, scale: float, tmp_path: Path) -> None:
+    """hidden size over heads, not the size of a head; it is known by its 62 layers."""
+    path = write_gguf(make("Gemma3", head_dim=16, num_hidden_layers=layers), tmp_path / "model.gguf")
+    config = resolve(str(path), dtype=torch.float32, store=Store(tmp_path / "cache")).config
+    assert config is not None
+    assert config.attention_scale == pytest.approx(scale)
 
 
 def test_gemma_with_softcapping_is_refused(tmp_path: Path) -> None:

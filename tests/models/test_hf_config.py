@@ -235,6 +235,30 @@ def test_ends() -> None:
         ({"model_type": "gemma3_text", "layer_types": ["chunked_attention"] * 26}, "'chunked_attention'"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 of 8 experts"),
         ({"model_type": "llama", "eos_token_id": ["x"]}, "eos_token_id must be"),
+        ({"model_type": []}, r"family \[\]"),
+        ({"model_type": "llama", "num_hidden_layers": 10**9}, "num_hidden_layers must be a whole number of at most"),
+        ({"model_type": "llama", "num_hidden_layers": 1e300}, "num_hidden_layers must be a whole number of at most"),
+        ({"model_type": "gemma3_text", "hidden_size": 10**400}, "hidden_size must be a whole number of at most"),
+        ({"model_type": "mistral", "sliding_window": 10**30}, "sliding_window must be a whole number of at most"),
+        ({"model_type": "llama", "rms_norm_eps": 10**400}, "rms_norm_eps must be a number, not 1000"),
+        ({"model_type": "llama", "rms_norm_eps": float("nan")}, "rms_norm_eps must be a number, not nan"),
+        ({"model_type": "llama", "rms_norm_eps": -1}, "rms_norm_eps must be a number above 0, not -1"),
+        ({"model_type": "gemma3_text", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a number above 0"),
+        ({"model_type": "llama", "rope_theta": 0}, "rope_theta must be a number above 1, not 0"),
+        ({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 0}}, "factor must be a number above 0"),
+        ({"model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 0.0}}, "factor must be a number above 0"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": -1}},
+            "beta_fast must be a number above 0",
+        ),
+        (
+            {
+                "model_type": "llama",
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0, "high_freq_factor": 4.0},
+            },
+            "low_freq_factor must be a number above 0",
+        ),
+        ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}}, "full_attention must be an object"),
     ],
 )
 def test_refusals(values: dict[str, Any], message: str) -> None:

@@ -33,7 +33,9 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert identify("smollm2-135m")[0] == "built-in"
 
 
-@pytest.mark.parametrize("name", ["", "smollm", "a/b/c", "./missing", "missing.gguf", "folder/missing.gguf"])
+@pytest.mark.parametrize(
+    "name", ["", "smollm", "a/b/c", "./missing", "missing.gguf", "folder/missing.gguf", "~nobody-of-this-name/model"]
+)
 def test_unknown_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="there is no model") as refusal:

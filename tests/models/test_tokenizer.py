@@ -101,8 +101,9 @@ def test_spaces_before_digits(tmp_path: Path) -> None:
 
 
 def test_a_whole_word_needs_no_merges(tmp_path: Path) -> None:
-    """Llama 3 takes a word that is a token as it is; GPT-2 only where merges lead to it."""
-    assert pieces(byte_level(tmp_path, "llama-bpe", merges=["h e"]), "hello", special=False) == ["hello"]
+    """Llama 3 and Tekken take a word that is a token as it is; GPT-2 only where merges lead to it."""
+    for pre in ("llama-bpe", "tekken"):
+        assert pieces(byte_level(tmp_path, pre, merges=["h e"]), "hello", special=False) == ["hello"]
     assert pieces(byte_level(tmp_path, "gpt-2", merges=["h e"]), "hello") == ["he", "l", "l", "o"]
 
 
@@ -139,6 +140,11 @@ def test_the_start_token(pre: str, flag: bool | None, starts: bool, tmp_path: Pa
     assert (tokenizer.encode("hello")[0] == 256) == starts
     assert tokenizer.encode("hello", special=False) == [tokenizer.vocab["hello"]]
     assert tokenizer.bos == 256
+
+
+def test_the_end_token(tmp_path: Path) -> None:
+    assert pieces(byte_level(tmp_path), "12", special=True) == ["1", "2"]
+    assert pieces(byte_level(tmp_path, add_eos_token=True), "12", special=True) == ["1", "2", "<|end|>"]
 
 
 # --- SentencePiece --------------------------------------------------------------------------------------------

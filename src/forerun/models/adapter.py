@@ -106,7 +106,7 @@ class Adapter:
 def _read_config(folder: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # whatever a broken file makes the libraries raise
         if "trust_remote_code" in str(error):
             message = f"the model in {folder} brings code of its own, which is not run: choose one of transformers' own"
         else:
@@ -134,7 +134,7 @@ def _read_weights(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) ->
         )
     except ImportError as error:
         raise ValueError(f"the model in {folder} needs a package that is not installed: {_first(error)}") from error
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(
             f"the weights in {folder} cannot be loaded ({_first(error)}): check that all of its files are there"
         ) from error

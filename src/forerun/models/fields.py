@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+LARGEST = 2**40
+"""No size, count or number of a token is larger: what is would overflow in some library or fill the memory."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file. A file that is not there raises `FileNotFoundError`, as `open` would."""
     try:
         value = json.loads(path.read_bytes())
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise ValueError(f"{path} is not JSON: fetch the file again") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object: fetch the file again")
@@ -37,21 +41,25 @@ class Fields:
                     return source[key]
         return None
 
-    def integer(self, *keys: str, least: int = 1) -> int:
+    def integer(self, *keys: str, least: int = 1, most: int = LARGEST) -> int:
         value = self.raw(*keys)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self._wrong(keys[0], value, f"a whole number of at least {least}")
+        if value > most:
+            raise self._wrong(keys[0], value, f"a whole number of at most {most}")
         return value
 
     def maybe_integer(self, key: str, least: int = 1) -> int | None:
         return None if self.raw(key) is None else self.integer(key, least=least)
 
-    def number(self, *keys: str) -> float:
+    def number(self, *keys: str, above: float = -math.inf) -> float:
         value = self.raw(*keys)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
             raise self._wrong(keys[0], value, "a number")
+        if value <= above:
+            raise self._wrong(keys[0], value, f"a number above {above:g}")
         return float(value)
 
     def flag(self, key: str) -> bool:

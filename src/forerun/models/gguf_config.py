@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forerun.models.fields import Fields
 from forerun.models.gguf_file import GGUFFile
+from forerun.models.hf_config import MOST_LAYERS
 from forerun.models.names import Place
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "smollm3")
@@ -58,7 +59,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config: dict[str, Any] = {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "num_hidden_layers": fields.integer("block_count"),
+        "num_hidden_layers": fields.integer("block_count", most=MOST_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.maybe_integer("attention.head_count_kv") or heads,
         "head_dim": size,

@@ -79,8 +79,8 @@ class GGUFFile:
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise _broken(path)
-        start = math.ceil(cursor.at / alignment) * alignment
-        return cls(path, metadata, _tensors(path, entries, start, len(data)))
+        start = -(-cursor.at // alignment) * alignment
+        return cls(path, metadata, _tensors(path, entries, start, alignment, len(data)))
 
     def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """(first number, float32 numbers) of a tensor, flat and some at a time."""
@@ -165,12 +165,13 @@ class _Cursor:
 
 
 def _tensors(
-    path: Path, entries: list[tuple[str, tuple[int, ...], int, int]], start: int, length: int
+    path: Path, entries: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int, length: int
 ) -> dict[str, GGUFTensor]:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     names = {int(kind): kind.name for kind in GGMLQuantizationType}
     tensors: dict[str, GGUFTensor] = {}
+    following = 0  # each tensor begins where the one before it ended, filled up to a multiple of `alignment`
     for name, shape, code, offset in entries:
         kind = names.get(code, f"number {code}")
         if kind not in READABLE:
@@ -179,9 +180,10 @@ def _tensors(
                 "take a GGUF file of another quantisation"
             )
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType(code)]
-        if name in tensors or not shape or not all(shape) or shape[-1] % block:
+        if name in tensors or not shape or not all(shape) or shape[-1] % block or offset != following:
             raise _broken(path)
         tensors[name] = GGUFTensor(name, shape, kind, start + offset, math.prod(shape) // block * size)
+        following = -(-(offset + tensors[name].size) // alignment) * alignment
         end = tensors[name].offset + tensors[name].size
         if end > length:
             raise ValueError(f"{path} ends before its tensor {name} does ({length:,} of {end:,} bytes): {_FIX}")

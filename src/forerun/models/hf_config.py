@@ -126,6 +126,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Keys that change what a model computes, and the values with which they do not."""
 
+MOST_LAYERS = 10_000
+"""Of a config that is meant; a damaged one may ask for more than the memory can list."""
+
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 _OTHER = "take another model"
@@ -133,7 +136,8 @@ _OTHER = "take another model"
 
 def is_ours(hf: Mapping[str, Any]) -> bool:
     """Whether our own transformer runs this model; the adapter around `transformers` takes the others."""
-    return hf.get("model_type") in DEFAULTS or hf.get("model_type") == "gemma3"
+    family = hf.get("model_type")
+    return isinstance(family, str) and (family in DEFAULTS or family == "gemma3")
 
 
 def config_from_hf(
@@ -182,7 +186,7 @@ def _build(family: str, fields: Fields, generation: Fields) -> ModelConfig:
         head_dim=head_dim,
         layers=_layers(family, fields),
         context_length=fields.integer("max_position_embeddings"),
-        norm_eps=fields.number("rms_norm_eps"),
+        norm_eps=fields.number("rms_norm_eps", above=0),
         activation=_activation(fields, "hidden_activation" if gemma else "hidden_act"),
         tied=fields.flag("tie_word_embeddings"),
         qkv_bias=bias or family == "qwen2",
@@ -193,7 +197,7 @@ def _build(family: str, fields: Fields, generation: Fields) -> ModelConfig:
         sandwich_norms=gemma,
         # transformers rounds the scale to the type of the weights before it multiplies: whoever uses it must too.
         embedding_scale=math.sqrt(hidden) if gemma else 1.0,
-        attention_scale=fields.number("query_pre_attn_scalar") ** -0.5 if gemma else None,
+        attention_scale=fields.number("query_pre_attn_scalar", above=0) ** -0.5 if gemma else None,
         **_experts(family, fields),
         eos=_eos(fields, generation),
         bos=_bos(fields, generation),
@@ -231,7 +235,7 @@ def _experts(family: str, fields: Fields) -> dict[str, Any]:
 
 
 def _layers(family: str, fields: Fields) -> tuple[Layer, ...]:
-    count = fields.integer("num_hidden_layers")
+    count = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     kinds = _kinds(family, fields, count)
     window = fields.maybe_integer("sliding_window")
     if "sliding_attention" in kinds and window is None:

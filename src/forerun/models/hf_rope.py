@@ -19,12 +19,13 @@ def ropes_from_hf(fields: Fields, theta: float, local_theta: float | None = None
     `local_theta` is given for a family whose sliding layers are never scaled (Gemma-3)."""
     nested = fields.table("rope_parameters")
     scaling = fields.table("rope_scaling")
-    theta = fields.number("rope_theta") if fields.raw("rope_theta") is not None else theta
+    theta = fields.number("rope_theta", above=1) if fields.raw("rope_theta") is not None else theta
     plain: Mapping[str, Any] = scaling or nested
-    per_kind = {kind: dict(nested.get(kind) or {}) for kind in NESTED} if any(kind in nested for kind in NESTED) else {}
+    tables = Fields(nested, {}, f"{fields.where}, rope_parameters")
+    per_kind = {kind: tables.table(kind) for kind in NESTED} if any(kind in nested for kind in NESTED) else {}
     if local_theta is not None:  # as Gemma-3: `rope_scaling` is about the global layers
         if fields.raw("rope_local_base_freq") is not None:
-            local_theta = fields.number("rope_local_base_freq")
+            local_theta = fields.number("rope_local_base_freq", above=1)
         full = {**per_kind.get("full_attention", {}), **scaling} if per_kind or scaling else dict(nested)
         local = per_kind.get("sliding_attention", {})
         return {"full_attention": _rope(fields, full, theta), "sliding_attention": _rope(fields, local, local_theta)}
@@ -46,19 +47,19 @@ def _rope(fields: Fields, values: Mapping[str, Any], theta: float) -> Rope:
         raise ValueError(f"{fields.where} turns only a part of each head (partial_rotary_factor): take another model")
     if given.raw("mrope_section") is not None:
         raise ValueError(f"{fields.where} has positions in several dimensions (mrope_section): take another model")
-    base = given.number("rope_theta")
+    base = given.number("rope_theta", above=1)
     context = fields.integer("max_position_embeddings")
     match kind:
         case "linear":
-            return Rope(base, "linear", given.number("factor"))
+            return Rope(base, "linear", given.number("factor", above=0))
         case "llama3":
             return Rope(
                 base,
                 "llama3",
-                given.number("factor"),
+                given.number("factor", above=0),
                 _original(fields, given, context),
-                given.number("low_freq_factor"),
-                given.number("high_freq_factor"),
+                given.number("low_freq_factor", above=0),
+                given.number("high_freq_factor", above=0),
             )
         case "yarn":
             return _yarn(fields, given, base, context)
@@ -78,15 +79,15 @@ def _yarn(fields: Fields, given: Fields, base: float, context: int) -> Rope:
     if given.raw("truncate") not in (None, True):
         raise ValueError(f"{fields.where} asks for yarn without truncation (truncate: false): take another model")
     original = _original(fields, given, context)
-    factor = given.number("factor") if given.raw("factor") is not None else context / original
+    factor = given.number("factor", above=0) if given.raw("factor") is not None else context / original
     if given.raw("attention_factor") is not None:
         attention = given.number("attention_factor")
     elif given.raw("mscale") and given.raw("mscale_all_dim"):
         attention = _mscale(factor, given.number("mscale")) / _mscale(factor, given.number("mscale_all_dim"))
     else:
         attention = _mscale(factor, 1.0)
-    fast = given.number("beta_fast") if given.raw("beta_fast") else 32.0
-    slow = given.number("beta_slow") if given.raw("beta_slow") else 1.0
+    fast = given.number("beta_fast", above=0) if given.raw("beta_fast") else 32.0
+    slow = given.number("beta_slow", above=0) if given.raw("beta_slow") else 1.0
     return Rope(base, "yarn", factor, original, beta_fast=fast, beta_slow=slow, attention_factor=attention)
 
 

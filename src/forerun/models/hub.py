@@ -63,7 +63,8 @@ def fetch_from_hub(
         raise ValueError(f"{name!r} is no name of a model on the hub: write owner/model") from None
     except hub.LocalEntryNotFoundError:
         if offline:
-            raise ValueError(f"{at} is not in the hub's cache: run once without --offline") from None
+            switch = "HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "--offline"
+            raise ValueError(f"{at} is not in the hub's cache: run once without {switch}") from None
         raise ValueError(f"the hub cannot be reached and {at} is not in its cache: {_NETWORK}") from None
     except hub.HfHubHTTPError as error:
         code = error.response.status_code if error.response is not None else "no answer"

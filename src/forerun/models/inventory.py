@@ -33,8 +33,12 @@ class Cached:
 def inventory(store: Store) -> list[Cached]:
     """Built-in models, fetched or not, then conversions of GGUF files, then the hub's."""
     groups: dict[str, list[Conversion]] = {}
+    contents = {builtin.sha256: name for name, builtin in BUILTINS.items()}
     for conversion in store.conversions():
-        groups.setdefault(conversion.name, []).append(conversion)
+        source = conversion.manifest.get("source")
+        content = source.get("sha256") if isinstance(source, dict) else None
+        # a built-in model's file that was named by its path gave the folder that the built-in name uses too
+        groups.setdefault(contents.get(str(content), conversion.name), []).append(conversion)
     found = []
     for name, builtin in BUILTINS.items():
         path = builtin.path(store)

@@ -66,7 +66,7 @@ def resolve(
 
 def identify(name: str) -> tuple[Kind, Path]:
     """What a name is, without fetching anything."""
-    path = Path(name).expanduser()
+    path = _path(name)
     if name and path.is_dir():
         return "folder", path
     if name and path.is_file():
@@ -83,6 +83,13 @@ def identify(name: str) -> tuple[Kind, Path]:
         f"there is no model {name!r}: name a folder, a GGUF file, owner/model on the Hugging Face hub, or a built-in "
         f"model ({', '.join(BUILTINS)})"
     )
+
+
+def _path(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # `~somebody` who is not a user of this machine
+        return Path(name)
 
 
 def _builtin(name: str, dtype: torch.dtype, store: Store, offline: bool, progress: Progress | None) -> Conversion:

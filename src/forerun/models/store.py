@@ -7,6 +7,7 @@ hashes/      the hash of a large file, valid while the file's size and times sta
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -24,8 +25,6 @@ from forerun.models.fields import read_json
 
 MANIFEST = "forerun.json"
 _PART = ".part"
-_ABANDONED = 3600.0
-"""Seconds without a write after which an unfinished folder belongs to a process that is gone."""
 _SETTLED = 2.0
 """Seconds that a file must be old for its times to tell whether it changed since."""
 _LARGE = 1 << 24
@@ -100,7 +99,10 @@ class Conversion:
     @classmethod
     def read(cls, folder: Path) -> Conversion:
         manifest = read_json(folder / MANIFEST)
-        if not isinstance(manifest.get("files"), dict) or not isinstance(manifest.get("name"), str):
+        files, known = manifest.get("files"), {"size", "sha256"}
+        if not isinstance(files, dict) or not isinstance(manifest.get("name"), str):
+            raise _damaged(folder, MANIFEST)
+        if not all(isinstance(entry, dict) and known <= entry.keys() for entry in files.values()):
             raise _damaged(folder, MANIFEST)
         return cls(folder, manifest)
 
@@ -166,27 +168,43 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """A hidden folder in `folder`, gone afterwards; if this process is killed, gone when the next one wants its own.
+
+    A process holds its workplace by a lock that ends with it. `folder` is locked while one is made, so that nobody
+    sweeps a workplace that is not held yet.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    door = _lock(folder, wait=True)
+    try:
+        _sweep(folder)
+        part = folder / f".{secrets.token_hex(8)}{_PART}"
+        part.mkdir()
+        held = _lock(part)
+    finally:
+        _unlock(door)
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        _unlock(held)
+
+
+@contextmanager
 def fresh_file(path: Path) -> Iterator[Path]:
     """A place to write a file that appears as `path` once it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{secrets.token_hex(8)}{_PART}")
-    try:
+    with workplace(path.parent) as folder:
+        part = folder / path.name
         yield part
         _flush(part)
         os.replace(part, path)
         _flush(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that appears as `path` once it is whole. If another process was quicker, its result stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path.parent)
-    part = path.with_name(f".{secrets.token_hex(8)}{_PART}")
-    part.mkdir()
-    try:
+    with workplace(path.parent) as part:
         yield part
         for file in part.iterdir():
             _flush(file)
@@ -199,8 +217,6 @@ def fresh_folder(path: Path) -> Iterator[Path]:
             if not (path / MANIFEST).is_file():
                 raise
         _flush(path.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
@@ -216,8 +232,26 @@ def _sweep(folder: Path) -> None:
     """Remove what processes that were killed have left."""
     for part in folder.glob(f".*{_PART}"):
         try:
-            newest = max(entry.stat().st_mtime for entry in (part, *part.iterdir()))
+            held = _lock(part)
         except OSError:
             continue  # it has just gone
-        if time.time() - newest > _ABANDONED:
+        if held is not None:
             shutil.rmtree(part, ignore_errors=True)
+            _unlock(held)
+
+
+def _lock(folder: Path, *, wait: bool = False) -> int | None:
+    """A handle that holds the folder until it is closed or this process ends. None if another process holds it, or if
+    the file system knows no locks: then nothing is swept."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _unlock(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
