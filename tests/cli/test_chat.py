@@ -171,6 +171,22 @@ def test_the_oldest_messages_are_left_out_when_the_context_is_full(piped: Piped)
     assert ended.err.count(f"{TOKENS} tokens in") == 6
 
 
+def test_a_message_that_is_no_text_was_never_said(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also later in a conversation, where it is counted before it is sent."""
+    talk = Talk(llm, Conversation(), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    for said in ("hello", "half \ud800", "again"):
+        talk.take(said)
+    assert [message["content"] for message in talk.conversation.messages[::2]] == ["hello", "again"]
+    assert capsys.readouterr().err.count("give valid Unicode") == 1
+
+
+def test_a_large_max_tokens_does_not_forget_the_conversation(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    talk = Talk(llm, Conversation(), SamplingParams(temperature=0, max_tokens=CONTEXT, stop=("e", "a", "\ufffd")))
+    for said in ("hello", "again", "bye"):
+        talk.take(said)
+    assert "left out" not in capsys.readouterr().err
+
+
 def test_what_fits() -> None:
     talk = Conversation(system="s")
     for number in range(3):

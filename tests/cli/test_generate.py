@@ -68,7 +68,7 @@ def test_the_text_goes_to_standard_output_and_the_figures_to_the_other(
     assert ended.code == 0
     assert ended.out == expected["text"] + "\n"
     for part in (f"{len(expected['token_ids'])} tokens from", "tokens per pass", "tokens/s", "accepted at depth 1", "█",
-                 "target", "draft", "verify", "rest", "ended by length"):  # fmt: skip
+                 "rows wasted", "% of the cache", "target", "draft", "verify", "rest", "ended by length"):  # fmt: skip
         assert part in ended.err
     assert "\x1b" not in ended.err
 
@@ -113,6 +113,18 @@ def test_compare_says_where_texts_part(run: Terminal, flags: tuple[str, ...], mo
     assert "add --seed to compare them" in " ".join(sampled.err.split())
 
 
+def test_a_rule_that_breaks_the_promise_says_so(run: Terminal, flags: tuple[str, ...]) -> None:
+    """Ties have nothing to do with it."""
+    more = ("--drafter", "ngram", "--temperature", "1", "--seed", "3", "--max-tokens", "12")
+    law = run("generate", "what is it?", *flags, *more, "--compare", "--rule", "sample_match")
+    assert "sample_match keeps the law of the text and not the text of a seed" in " ".join(law.err.split())
+    assert "equally likely" not in law.err
+    lossy = run("generate", "what is it?", *flags, *more, "--rule", "typical")
+    assert "typical is lossy" in lossy.err
+    assert run.json("generate", "what is it?", *flags, *more, "--rule", "typical")["lossless"] is False
+    assert run.json("generate", "what is it?", *flags, *more)["lossless"] is True
+
+
 def test_several_texts_and_log_probabilities(run: Terminal, flags: tuple[str, ...]) -> None:
     more = ("--n", "2", "--temperature", "1", "--seed", "3", "--logprobs", "1", "--max-tokens", "5", "--ignore-eos")
     answer = run.json("generate", "hi", *flags, *more)
@@ -150,6 +162,8 @@ def test_trace(run: Terminal, flags: tuple[str, ...], tmp_path: Path) -> None:
     answer = run.json("generate", "hi", *flags, "--trace", str(tmp_path / "steps.jsonl"))
     records = [json.loads(entry) for entry in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [token for record in records for token in record["sequences"][0]["committed"]] == answer["token_ids"]
+    again = run.json("generate", "hi", *flags, "--trace", str(tmp_path / "steps.jsonl"), "--compare")
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == again["stats"]["target_passes"]
 
 
 BAD = [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from forerun.drafters.run_ahead import RunAhead
 from forerun.models.batch import Batch, Segment
+from forerun.models.transformer import Transformer
 from tests.drafters.models import sequence, slow_logits, tiny
 
 
@@ -66,3 +68,27 @@ def test_a_segment_may_see_a_part_of_its_context() -> None:
     found = model.forward_rows(Batch.pack([child]), storage).logits[0]
     torch.testing.assert_close(found, slow_logits(model, [*text, 8, 5]), atol=1e-4, rtol=1e-4)
     assert (found - slow_logits(model, [*text, 7, 5])).abs().max() > 1e-2
+
+
+def test_a_tree_larger_than_the_cache_sits_out() -> None:
+    """Also where all blocks are free: there are never more than that."""
+    ahead = RunAhead(tiny(1), slots=32)
+    text = sequence(1, length=20)
+    assert ahead.start([text], [13]).takes_part == [False]
+    assert ahead.start([text], [12]).takes_part == [True]
+    ahead.cache.check_integrity()
+
+
+class Encoding(Transformer):
+    """Its text starts from token 0, whatever the prompt."""
+
+    def begin(self, sequence: int, prompt: list[int]) -> list[int]:
+        return [0]
+
+
+def test_a_draft_that_has_an_encoder_is_refused_at_once() -> None:
+    """Not in the middle of a step; and also where the target has one too, so that both texts start alike."""
+    model = tiny(1)
+    model.__class__ = Encoding
+    with pytest.raises(ValueError, match="choose a decoder-only model as the draft"):
+        RunAhead(model, slots=32)

@@ -136,7 +136,7 @@ def test_preemption_happens_and_is_counted() -> None:
             texts[update.request] += update.tokens
             if update.finish_reason:
                 finished[update.request] = update.statistics
-    assert sum(statistics.preemptions for statistics in finished.values()) > 0
+    assert sum(statistics.preemptions for statistics in finished.values()) == engine.statistics.preemptions > 0
     assert [[texts[number]] for number in ids] == roomy
     assert finished[ids[0]].preemptions == 0
 
@@ -270,6 +270,14 @@ def test_statistics_add_up() -> None:
     assert wrong.statistics.rows_wasted == wrong.statistics.drafted > 0
 
 
+def test_the_prompt_of_an_encoder_counts_as_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    monkeypatch.setattr(model, "begin", lambda sequence, prompt: [0])
+    engine = Engine(model, Nothing(), slots=64)
+    engine.add(Request([5, 6, 7], GREEDY))
+    assert step_checked(engine)[0].statistics.prompt_tokens == engine.statistics.prompt_tokens == 3
+
+
 def test_records_are_json_lines() -> None:
     records: list[StepRecord] = []
     engine = Engine(MODEL, RandomTrees(14, KNOWN), slots=512, trace=records.append)
@@ -294,6 +302,11 @@ def test_records_are_json_lines() -> None:
         (Request([1] * 160, GREEDY), "160 tokens"),
         (Request([1, VOCABULARY], GREEDY), f"token {VOCABULARY}"),
         (Request([1], replace(GREEDY, logit_bias={99: 1.0})), "token 99"),
+        (Request([1], replace(GREEDY, logit_bias={9: 1e308})), r"logit_bias of token 9 is 1e\+308"),
+        (Request([1], replace(GREEDY, logit_bias=dict.fromkeys(range(VOCABULARY), -1e308))), "forbids every token"),
+        (Request([1], replace(GREEDY, frequency_penalty=1e300)), r"frequency_penalty is 1e\+300"),
+        (Request([1], replace(GREEDY, repetition_penalty=1e300)), r"repetition_penalty is 1e\+300"),
+        (Request([1], replace(GREEDY, repetition_penalty=1e-300)), "repetition_penalty is 1e-300"),
         (Request([1], GREEDY, rule="magic"), "no verification rule"),
         (Request([1], SamplingParams(), rule="block"), "block"),
         (Request([1], SamplingParams(), rule="greedy"), "temperature 0"),

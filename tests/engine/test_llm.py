@@ -221,6 +221,12 @@ def test_bad_prompts_are_refused(llm: LLM, prompt: Any, sentence: str) -> None:
     assert llm.generate("hello", GREEDY).token_ids
 
 
+@pytest.mark.parametrize("prompt", [["hello", "there"], 7, b"hello", [1, "a"], []])
+def test_a_stream_has_one_prompt(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(ValueError, match=r"there is no prompt in .*: give a text, a list of token ids or a list of"):
+        next(iter(llm.stream(prompt, GREEDY)))
+
+
 def test_one_bad_prompt_ends_the_batch(llm: LLM) -> None:
     long = replace(GREEDY, max_tokens=CONTEXT, ignore_eos=True)
     with pytest.raises(ValueError, match="shorten the prompt"):
@@ -236,6 +242,15 @@ def test_other_mistakes_are_refused(folder: Path, llm: LLM, tmp_path: Path) -> N
         LLM(llm.model, "fast")
     with pytest.raises(ValueError, match="the drafter none has no option 'tree'"):
         LLM(llm.model, tree="5")
+    with pytest.raises(ValueError, match="the drafter option tree is 5: give it as a text"):
+        LLM(llm.model, "ngram", tree=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_batch is 0: it must be a whole number, at least 1"):
+        LLM(llm.model, max_batch=0)
+    with pytest.raises(ValueError, match="cache_tokens is -5"):
+        LLM(llm.model, cache_tokens=-5)
+    for nodes in (-1, 1.5, "3", True):
+        with pytest.raises(ValueError, match="draft nodes is"):
+            DraftOptions(nodes=nodes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 prompts and 1 params"):
         llm.generate(["a", "b"], [GREEDY])
     with pytest.raises(ValueError, match="there is no device 'abacus'"):
@@ -316,6 +331,11 @@ def test_a_model_that_nobody_holds_ends_its_thread(llm: LLM) -> None:
     del other
     gc.collect()
     assert threading.active_count() == before
+
+
+def test_a_batch_may_be_larger_than_a_chunk_of_a_prompt(folder: Path) -> None:
+    with LLM(folder, dtype="float32", max_batch=600, cache_tokens=CONTEXT) as llm:
+        assert len(llm.generate("hello", GREEDY).token_ids) > 0
 
 
 def test_the_cache_can_be_small(llm: LLM) -> None:

@@ -72,6 +72,8 @@ def chat(
             talk.note(f"{model.model}, drafter {model.drafter_name}. /help lists the commands.")
             if color:
                 talk.console.print(legend())
+        if not model.lossless:
+            talk.note(f"{model.rule} is lossy: sampled text does not have the model's law.")
         for entry in _lines(talk):
             if not talk.take(entry):
                 break
@@ -141,11 +143,12 @@ class Talk:
     def ask(self, text: str) -> None:
         """Say something and stream the answer, as far as it gets. A message that is refused was never said."""
         self.conversation.say(text)
-        room = max(1, self.llm.context_length - self.params.max_tokens)
-        messages, left_out = self.conversation.fitting(lambda told: len(self.llm.tokens(told)), room)
-        if left_out:
-            self.note(f"(the first {left_out} messages no longer fit and are left out)")
+        context = self.llm.context_length
+        room = context - min(self.params.max_tokens, context // 4)  # a large max_tokens is a limit, not a need
         try:
+            messages, left_out = self.conversation.fitting(lambda told: len(self.llm.tokens(told)), room)
+            if left_out:
+                self.note(f"(the first {left_out} messages no longer fit and are left out)")
             self._answer(messages)
         except ValueError:
             self.conversation.take_back()

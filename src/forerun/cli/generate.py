@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +49,7 @@ def generate(
     """Write a text. It streams to standard output; the statistics follow on standard error.
 
     With a draft the text is the model's own all the same: token for token at temperature 0 or with a seed, and in its
-    law otherwise.
+    law otherwise. A --rule that you name may promise less, see `forerun rules`.
 
     [bold]Examples[/]
 
@@ -66,12 +67,13 @@ def generate(
         check_writable(trace)
     with model.open(trace=trace) as llm:
         if compare:
-            _warm_up(llm)
+            _warm_up(llm, traced=trace is not None)
         written = _collect(llm, asked, params, raw) if as_json else _show(llm, asked, params, raw, color)
         duel = _duel(llm, model, asked, params, raw, written) if compare else None
         decode = llm.model.tokenizer.decode
     if as_json:
-        answer = {"model": model.model, "drafter": model.drafter_name, **written.as_dict()}
+        named = {"model": model.model, "drafter": model.drafter_name, "lossless": model.lossless}
+        answer = {**named, **written.as_dict()}
         if duel is not None:
             answer["compare"] = duel.as_dict()
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))
@@ -80,10 +82,12 @@ def generate(
     for choice in written.choices:
         title = f"{model.model}, {model.drafter_name}" + (f", text {choice.index + 1}" if n > 1 else "")
         console.print(panel(choice.stats, title=title, ended_by=choice.finish_reason, colored=color))
+    if not model.lossless:
+        console.print(f"{model.rule} is lossy: sampled text does not have the model's law.", style="yellow")
     if duel is not None:
         console.print(duel.table())
         if not duel.identical:
-            console.print(_where_they_part(duel, params, decode))
+            console.print(_where_they_part(duel, model.rule, params, decode))
 
 
 def _prompt(prompt: str | None, file: Path | None, system: str | None, raw: bool) -> Prompt:
@@ -99,11 +103,12 @@ def _prompt(prompt: str | None, file: Path | None, system: str | None, raw: bool
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
-def _warm_up(llm: LLM) -> None:
-    """The first pass prepares the model; neither side of a comparison should pay for it."""
+def _warm_up(llm: LLM, *, traced: bool) -> None:
+    """The first pass prepares the model; neither side of a comparison should pay for it. It is no part of a trace."""
     from forerun.core.params import SamplingParams
 
-    llm.generate([next(iter(llm.model.target.eos), 0)], SamplingParams(max_tokens=2, ignore_eos=True))
+    with llm.with_drafter("none") if traced else nullcontext(llm) as warm:
+        warm.generate([next(iter(llm.model.target.eos), 0)], SamplingParams(max_tokens=2, ignore_eos=True))
 
 
 def _collect(llm: LLM, asked: Prompt, params: SamplingParams, raw: bool) -> Completion:
@@ -147,10 +152,15 @@ def _print_logprobs(written: Completion, llm: LLM) -> None:
     Console(highlight=False).print(table)
 
 
-def _where_they_part(duel: Duel, params: SamplingParams, decode: Any) -> Text:
+def _where_they_part(duel: Duel, rule: str | None, params: SamplingParams, decode: Any) -> Text:
     if not params.greedy and params.seed is None:
         return Text(
             "Sampled without a seed, so the texts differ by chance: add --seed to compare them.", style="yellow"
+        )
+    if not params.greedy and rule not in {None, "gumbel"}:
+        return Text(
+            f"At best {rule} keeps the law of the text and not the text of a seed: leave --rule out to compare texts.",
+            style="yellow",
         )
     place = duel.parts_at
     assert place is not None

@@ -20,6 +20,7 @@ from rich.text import Text
 import forerun
 from forerun.cli.bench import bench
 from forerun.cli.chat import chat
+from forerun.cli.datastore import datastore
 from forerun.cli.demo import demo
 from forerun.cli.generate import generate
 from forerun.cli.models import models
@@ -36,11 +37,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# A new command is one line here; its docstring is its help. `models` has commands of its own.
+# A new command is one line here; its docstring is its help. `models` and `datastore` have commands of their own.
 app.command()(generate)
 app.command()(chat)
 app.command()(bench)
 app.add_typer(models, name="models")
+app.add_typer(datastore, name="datastore")
 app.command()(simulate)
 app.command()(plan)
 app.command()(rules)

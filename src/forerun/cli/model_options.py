@@ -70,6 +70,13 @@ class ModelOptions:
     def drafter_name(self) -> str:
         return self.drafter or ("draft_model" if self.draft_model else "none")
 
+    @property
+    def lossless(self) -> bool:
+        """Whether the rule keeps the model's law. One that does not is only had by its name, and has to be told."""
+        from forerun.verify.rule import all_rules
+
+        return self.rule not in all_rules() or all_rules()[self.rule].lossless
+
     def open(self, *, trace: Path | None = None, **more: Any) -> LLM:
         """The model, loaded with a bar or a spinner on stderr."""
         with loading(f"Loading {self.model}") as told:
@@ -132,7 +139,8 @@ class SamplingOptions:
         0.0
     )
     seed: Annotated[
-        int | None, typer.Option(help="The same seed gives the same text, whatever drafts.", rich_help_panel=HOW)
+        int | None,
+        typer.Option(help="Same seed, same text, whatever drafts (by the rule gumbel).", rich_help_panel=HOW),
     ] = None
     max_tokens: Annotated[int, typer.Option(help="The longest text.", rich_help_panel=HOW)] = 256
     stop: Annotated[

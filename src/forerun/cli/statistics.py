@@ -53,8 +53,11 @@ f"prompt of {stats.prompt_tokens}" + (f"; ended by {ended_by}" if ended_by else 
         ),
     ]  # fmt: skip
     if stats.drafted:
-        parts.append(Text(f"{stats.accepted} of {stats.drafted} drafted tokens accepted"))
+        share = f"{stats.accepted} of {stats.drafted} drafted tokens accepted"
+        parts.append(Text(f"{share}, {stats.rows_wasted} of {stats.rows} rows wasted"))
         parts.append(_depths(stats.acceptance_by_depth))
+    stepped_back = f"; stepped back {stats.preemptions} times" if stats.preemptions else ""
+    parts.append(Text(f"at most {stats.cache_peak:.0%} of the cache in use{stepped_back}"))
     parts.append(_times(stats))
     if colored:
         parts.append(legend())

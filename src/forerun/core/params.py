@@ -92,15 +92,21 @@ class SamplingParams:
         stop: object = self.stop
         if not isinstance(stop, tuple) or not all(isinstance(text, str) and text for text in stop):
             raise _refuse("stop", self.stop, "a tuple of strings that are not empty")
+        ids: object = self.stop_token_ids
+        if not isinstance(ids, tuple):
+            raise _refuse("stop_token_ids", ids, "a tuple of token ids")
+        bias: object = self.logit_bias
+        if not isinstance(bias, Mapping):
+            raise _refuse("logit_bias", bias, "a mapping from token ids to numbers")
         for token in self.stop_token_ids:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise _refuse("stop_token_ids", token, "a list of token ids")
-        for token, bias in self.logit_bias.items():
+                raise _refuse("stop_token_ids", token, "a tuple of token ids")
+        for token, added in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise _refuse("logit_bias", token, "keyed by token ids")
-            number = isinstance(bias, int | float) and not isinstance(bias, bool)
-            if not (number and (bias == -math.inf or abs(bias) <= _LARGEST)):
-                raise _refuse(f"logit_bias[{token}]", bias, "a number below infinity")
+            number = isinstance(added, int | float) and not isinstance(added, bool)
+            if not (number and (added == -math.inf or abs(added) <= _LARGEST)):
+                raise _refuse(f"logit_bias[{token}]", added, "a number below infinity")
 
     @property
     def greedy(self) -> bool:

@@ -23,6 +23,8 @@ PASS_ROWS = 512
 """A long text is read in passes of so many rows."""
 SHORT = 32
 """So much unread text goes with the root, in its pass."""
+NOBODY = -1
+"""No sequence has this id."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class Rows:
 
 class RunAhead:
     def __init__(self, model: TargetModel, slots: int) -> None:
+        start = model.begin(NOBODY, [0, 0])
+        model.forget(NOBODY)
+        if start != [0, 0]:
+            raise ValueError("the draft model reads prompts with an encoder: choose a decoder-only model as the draft")
         self.model = model
         self.cache = KVCache(model.new_storage(slots))
         self._guesses: dict[int, _Guess] = {}
@@ -99,7 +105,7 @@ class RunAhead:
             unread = len(sequence.tokens) - self.cache.committed(sequence.id)
             needed = self.cache.blocks_for(sequence.id, unread + rows)
             spare = self.cache.total_blocks // 16 if sequence.id in self._dropped else 0
-            if needed + min(spare, self.cache.total_blocks - needed) <= free:
+            if needed <= free and min(needed + spare, self.cache.total_blocks) <= free:
                 free -= needed
                 self._dropped.discard(sequence.id)
                 room.append(rows)
@@ -114,8 +120,7 @@ class RunAhead:
     def _begin(self, sequence: Sequence) -> None:
         if sequence.id in self._begun:
             return
-        if self.model.begin(sequence.id, sequence.prompt) != sequence.prompt:
-            raise ValueError("the draft model reads prompts with an encoder: choose a decoder-only model as the draft")
+        self.model.begin(sequence.id, sequence.prompt)
         self._begun.add(sequence.id)
 
     def _read(self, sequences: Many[Sequence]) -> None:

@@ -31,6 +31,10 @@ from forerun.verify.rule import VerificationRule, all_rules, pair, strongest_rul
 
 MAX_NODES = 64
 """Drafted tokens per text and step, if its request sets no smaller number."""
+MAX_ROWS = 512
+"""Rows of one pass, of all texts together; a longer prompt is read in chunks."""
+LARGEST_CHANGE = 1e30
+"""Of a score, by a bias or a penalty. Far beyond what decides anything, and far below what float32 holds."""
 
 
 class Engine:
@@ -43,7 +47,7 @@ class Engine:
         *,
         slots: int,
         max_batch: int = 8,
-        max_rows: int = 512,
+        max_rows: int = MAX_ROWS,
         rule: str | None = None,
         trace: Callable[[StepRecord], None] | None = None,
     ) -> None:
@@ -75,6 +79,7 @@ class Engine:
         """Queue a request; its id marks its updates. A request that cannot be served is refused here."""
         rule = self._rule_for(request)
         self._refuse_strays(request)
+        self._refuse_overflow(request.params)
         prompts = [self.target.begin(self._sequences + index, request.prompt) for index in range(request.params.n)]
         room = self.context_length - len(prompts[0])
         if room < 1:
@@ -105,6 +110,7 @@ class Engine:
         cancelled, self._cancelled = self._cancelled, []
         turns, stepped_back = self.scheduler.schedule()
         for job in stepped_back:
+            self.statistics.preemptions += 1
             self.drafter.forget(job.sequence)
         if not turns:
             return cancelled
@@ -171,6 +177,19 @@ class Engine:
             if strays:
                 raise ValueError(f"{name} names token {strays[0]}, but the vocabulary ends at {vocabulary - 1}")
 
+    def _refuse_overflow(self, params: SamplingParams) -> None:
+        """Scores that are no numbers any more are found in the middle of a step, where they would end everybody's."""
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            value = getattr(params, name)
+            if abs(value) > LARGEST_CHANGE or (name == "repetition_penalty" and value < 1 / LARGEST_CHANGE):
+                raise ValueError(f"{name} is {value!r}, and scores would overflow: give a number of ordinary size")
+        for token, bias in params.logit_bias.items():
+            if bias > LARGEST_CHANGE:
+                raise ValueError(f"the logit_bias of token {token} is {bias!r}, and scores would overflow: give less")
+        forbidden = sum(bias < -torch.finfo(torch.float32).max for bias in params.logit_bias.values())
+        if forbidden >= self.target.vocab_size:
+            raise ValueError("logit_bias forbids every token: leave at least one")
+
     def _job(self, request: Request, index: int, prompt: list[int], rule: VerificationRule, room: int) -> Job:
         params = request.params
         ends = never if request.ends is None else request.ends()
@@ -187,8 +206,8 @@ class Engine:
         )
         self._sequences += 1
         job = Job(self._requests, index, sequence, rule, request.draft)
-        job.statistics.prompt_tokens = len(prompt)
-        self.statistics.prompt_tokens += len(prompt)
+        job.statistics.prompt_tokens = len(request.prompt)  # also where an encoder reads it
+        self.statistics.prompt_tokens += len(request.prompt)
         return job
 
     # --- one step ----------------------------------------------------------------------------------------------

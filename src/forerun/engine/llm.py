@@ -22,7 +22,7 @@ from forerun.core.params import SamplingParams
 from forerun.core.step_record import StepRecord
 from forerun.drafters.find import Setup, make_drafter, read_options
 from forerun.engine.completion import Completion, Piece, Transcript
-from forerun.engine.engine import Engine
+from forerun.engine.engine import MAX_ROWS, Engine
 from forerun.engine.loaded import LoadedModel, default_slots
 from forerun.engine.prompts import Message, Prompt, as_prompts, to_tokens
 from forerun.engine.request import DraftOptions, Request
@@ -41,7 +41,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | LoadedModel = "smollm2-135m",
+        model: str | Path | LoadedModel = "smollm2-135m",
         drafter: str = "none",
         *,
         drafter_options: Mapping[str, Any] | None = None,
@@ -63,16 +63,28 @@ class LLM:
         read_options(drafter, options)
         if rule is not None and rule not in all_rules():
             raise ValueError(f"there is no verification rule {rule!r}: use one of {', '.join(all_rules())}")
-        if isinstance(model, str):
+        for name, value in (("max_batch", max_batch), ("cache_tokens", cache_tokens)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} is {value!r}: it must be a whole number, at least 1")
+        if isinstance(model, str | Path):
             model = LoadedModel.load(
                 model, dtype=dtype, device=device, revision=revision, offline=offline, progress=progress
             )
         self.model = model
         slots = default_slots(model.target, max_batch) if cache_tokens is None else cache_tokens
-        made = make_drafter(drafter, Setup(model.target, slots, model.load_beside), options)
+        setup = Setup(model.target, slots, model.load_beside, lambda: model.tokenizer.fingerprint)
+        made = make_drafter(drafter, setup, options)
         with ExitStack() as closing_all:
             record = None if trace is None else closing_all.enter_context(_trace_to(Path(trace)))
-            self._engine = Engine(model.target, made, slots=slots, max_batch=max_batch, rule=rule, trace=record)
+            self._engine = Engine(
+                model.target,
+                made,
+                slots=slots,
+                max_batch=max_batch,
+                max_rows=max(MAX_ROWS, 2 * max_batch),
+                rule=rule,
+                trace=record,
+            )
             self._runner = closing_all.enter_context(Runner(self._engine))
             self._finalizer = weakref.finalize(self, closing_all.pop_all().close)
 

@@ -46,6 +46,10 @@ def _is_prompt(prompt: object) -> bool:
 
 def to_tokens(prompt: Prompt, tokenizer: PromptTokenizer, *, chat: bool | None) -> list[int]:
     """A text becomes a user's message if `chat`, or if it is None and the model has a template for chats."""
+    if not _is_prompt(prompt):
+        raise ValueError(
+            f"there is no prompt in {prompt!r}: give a text, a list of token ids or a list of messages, one at a time"
+        )
     if isinstance(prompt, str):
         if not prompt:
             raise ValueError("the prompt is empty: say something")

@@ -27,8 +27,8 @@ class DraftOptions:
     def __post_init__(self) -> None:
         for name in ("nodes", "depth"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"draft {name} is {value}: it must be 0 (do not speculate) or more")
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise ValueError(f"draft {name} is {value!r}: it must be a whole number, 0 (do not speculate) or more")
 
 
 @dataclass(frozen=True)
