@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -14,7 +19,8 @@ from forerun.core.drawing import Drawing
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
-from forerun.drafters.drafter import Budget, Drafter, Observation
+from forerun.drafters.datastore import build
+from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
 from forerun.drafters.find import make_drafter
 from tests.drafters.models import VOCABULARY, accept_some, sequence, setup, twin
 
@@ -28,11 +34,28 @@ REQUESTS = (
 )
 
 
-def fresh(name: str) -> Drafter:
-    """A new drafter with its own defaults; whoever needs a model gets a tiny one."""
+def needed(name: str) -> dict[str, Any]:
+    """Options that a drafter cannot do without: whoever needs a model gets a tiny one, and so for a datastore."""
     known = {field.name for field in fields(import_module(f"forerun.drafters.{name}").Options)}
-    options: dict[str, Any] = {"model": "tiny"} if "model" in known else {}
-    return make_drafter(name, setup(), options)
+    named = {"model": "tiny", "models": "tiny,other"}
+    stores = {"store": str(tiny_store())} if "store" in known else {}
+    return {option: value for option, value in named.items() if option in known} | stores
+
+
+@cache
+def tiny_store() -> Path:
+    """Documents of few different tokens, so that texts are found there."""
+    chosen = random.Random(0)
+    path = Path(mkdtemp()) / "tiny.store"
+    atexit.register(rmtree, path.parent)
+    documents = [[chosen.randrange(VOCABULARY) for _ in range(600)] for _ in range(8)]
+    build(path, documents, vocabulary=VOCABULARY, fingerprint="tiny")
+    return path
+
+
+def fresh(name: str) -> Drafter:
+    """A new drafter with its own defaults, but for what it needs."""
+    return make_drafter(name, setup(), needed(name))
 
 
 def check_tree(drafter: Drafter, tree: DraftTree, sequences: list[Sequence], budgets: list[Budget]) -> None:
@@ -68,6 +91,15 @@ def check_tree(drafter: Drafter, tree: DraftTree, sequences: list[Sequence], bud
         assert tree.q.shape[2] == VOCABULARY
 
 
+def check_nodes(tree: DraftTree, row: int, top: int, chosen: random.Random) -> Checked:
+    """What a target might say about the nodes of a tree: any candidates, those of a node all different."""
+    nodes = [0, *(node for node, parent in enumerate(tree.parents[row].tolist()) if parent >= 0)]
+    places = {node: place for place, node in enumerate(nodes)} | {-1: -1}
+    parents = [places[parent] for parent in tree.parents[row, nodes].tolist()]
+    candidates = [chosen.sample(range(VOCABULARY), min(top, VOCABULARY)) for _ in nodes]
+    return Checked(tree.tokens[row, nodes].tolist(), parents, torch.tensor(candidates))
+
+
 def live(drafter: Drafter, steps: int, seed: int, check: Callable[[DraftTree], None] | None = None) -> list[Any]:
     """Some requests through some steps, with luck and bad luck, pauses, ends and new ones; returns what was drafted."""
     chosen = random.Random(seed)
@@ -88,7 +120,8 @@ def live(drafter: Drafter, steps: int, seed: int, check: Callable[[DraftTree], N
             tokens = accept_some(tree, row, chosen)
             item.commit(tokens)
             features = {layer: torch.zeros(len(tokens), 16) for layer in drafter.layers}
-            observations.append(Observation(item, tokens, features, start))
+            checked = check_nodes(tree, row, drafter.top, chosen) if drafter.top else None
+            observations.append(Observation(item, tokens, features, start, checked))
         drafter.observe(observations)
         if chosen.random() < 0.3:
             gone = running.pop(chosen.randrange(len(running)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.drafters.find import make_drafter, names
-from tests.drafters.contract import fresh, live
+from tests.drafters.contract import fresh, live, needed
 from tests.drafters.models import setup
 
 
@@ -35,7 +35,7 @@ def test_options_are_frozen_and_explained(name: str) -> None:
     assert is_dataclass(options)
     known = [field.name for field in fields(options)]
     make: Any = options  # a class, which the check above hides
-    made = make(**({"model": "tiny"} if "model" in known else {}))
+    made = make(**needed(name))
     for field in known:
         with pytest.raises(FrozenInstanceError):
             setattr(made, field, None)

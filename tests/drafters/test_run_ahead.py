@@ -92,3 +92,18 @@ def test_a_draft_that_has_an_encoder_is_refused_at_once() -> None:
     model.__class__ = Encoding
     with pytest.raises(ValueError, match="choose a decoder-only model as the draft"):
         RunAhead(model, slots=32)
+
+
+def test_a_step_that_came_to_nothing_can_be_drafted_again() -> None:
+    """The text has not grown: the same root is read again, and gives the same."""
+    model, text = tiny(1), sequence(3, length=6)
+    ahead = RunAhead(model, slots=256)
+    found = []
+    for _ in range(3):
+        run = ahead.start([text], [2])
+        first = run.roots().logits
+        second = run.level(torch.tensor([[7]]), torch.tensor([[-1]]), [1]).logits
+        found.append(torch.cat([first, second]))
+        ahead.cache.check_integrity()
+    for again in found[1:]:
+        torch.testing.assert_close(again, found[0])

@@ -11,19 +11,22 @@ from forerun.core.params import SamplingParams
 from forerun.drafters.find import Setup, make_drafter, names
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
+from tests.drafters.contract import needed
 from tests.engine.tiny import drain, tiny_model
 
 TREES = ("3", "2,2,1", "fixed:2,2", "dynamic:3,3,8")
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in names() if name != "draft_model"),
+    *((name, needed(name)) for name in names() if name != "draft_model"),
     ("ngram", {"candidates": 3, "min_match": 1}),
     *(("draft_model", {"model": "other", "tree": tree}) for tree in TREES),
+    *(("multi_draft", {"models": models, "samples": 3}) for models in ("tiny", "same,other")),
+    ("multi_draft", {"models": "tiny,other,same", "samples": 1, "length": 7}),
 ]
 
 
 def engine(name: str, options: dict[str, Any], slots: int = 512) -> Engine:
     target = tiny_model()
-    models = {"other": tiny_model(1), "same": target}
+    models = {"tiny": tiny_model(2), "other": tiny_model(1), "same": target}
     return Engine(target, make_drafter(name, Setup(target, slots, models.__getitem__), options), slots=slots)
 
 

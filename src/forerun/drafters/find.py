@@ -12,7 +12,7 @@ import forerun.drafters
 from forerun.drafters.drafter import Drafter
 from forerun.models.target import TargetModel
 
-HELPERS = frozenset({"drafter", "find", "run_ahead", "tree_spec"})
+HELPERS = frozenset({"datastore", "drafter", "find", "run_ahead", "suffix_tree", "tree_spec"})
 """Modules of this package that are not drafters. Every other one defines `Options` and `make`."""
 
 
@@ -26,6 +26,9 @@ class Setup:
     load: Callable[[str], TargetModel]
     """Loads another model with the same tokenizer, in the target's precision and on its device; refuses one whose
     tokenizer differs."""
+    fingerprint: Callable[[], str] | None = None
+    """That of the target's tokenizer, where it is known: for files of tokens that were made earlier. Computed when
+    asked for, since it takes the whole vocabulary."""
 
 
 def names() -> list[str]:
@@ -56,7 +59,12 @@ def make_drafter(name: str, setup: Setup, options: Mapping[str, Any] | None = No
 
 
 def _read(key: str, value: Any, kind: Any) -> Any:
-    """A number that came as text from a command line, as a number; everything else as it is."""
+    """A number, true or false that came as text, from a command line or from the options of another drafter, as what it
+    is; everything else as it was."""
+    if kind is str and not isinstance(value, str):
+        raise ValueError(f"the drafter option {key} is {value!r}: give it as a text, in quotes")
+    if kind is bool and value in ("true", "false"):
+        return value == "true"
     if not isinstance(value, str) or kind not in (int, float):
         return value
     try:

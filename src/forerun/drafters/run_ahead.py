@@ -263,6 +263,8 @@ class _Guess:
         tokens = self.run.tokens[self.index, :count].tolist()
         parents = self.run.parents[self.index, :count].tolist()
         nodes = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+        if len(text) == self.run.length(self.index):  # the step came to nothing: the root is still the root
+            return list(range(unread - 1))
         rows = list(range(unread))
         node = -1
         for token in text[self.run.length(self.index) : -1]:

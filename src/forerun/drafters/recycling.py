@@ -1,0 +1,224 @@
+"""Token recycling (Luo et al., 2024): the target's own second thoughts, kept for the next time the token comes up.
+
+Every row of a target pass ranks the whole vocabulary, and one token of it is used. Here the first k of each row are
+kept, in a table with one row for each token of the vocabulary: what the target found likely after that token when it
+last read it, whether the row's own token was then accepted or refused. Drafting fills a fixed shape from the table,
+level by level: the r-th child of a node is the r-th candidate of its token.
+
+The table sees one token of context and every text of the process. So it is warm after some hundred passes, costs
+V × k small integers, and a drafting step is one lookup for each level of the shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from forerun.core.drawing import Drawing
+from forerun.core.sequence import Sequence
+from forerun.core.shape import TreeShape
+from forerun.core.tree import DraftTree
+from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
+from forerun.drafters.find import Setup
+from forerun.drafters.none import roots_only
+from forerun.drafters.tree_spec import MAX_WIDTH, TreeSpec
+from forerun.trees.static import greedy
+
+Integers = NDArray[np.int64]
+
+ACCEPTANCE = (
+    (0.35, 0.11, 0.062, 0.04, 0.02, 0.014, 0.012, 0.009),
+    (0.35, 0.115, 0.05, 0.03, 0.015),
+    *((0.4, 0.08, 0.06, 0.03),) * 4,
+)
+"""By depth and rank, the share of visits to a node in which that child was the accepted one. Measured on the default
+model over Spec-Bench development prompts, with a table some hundred passes old, and rounded."""
+NODES = 24
+"""Of the default shape, below the root. On the default model 32 committed no more per pass, and 16 fewer."""
+EMPTY = -1
+"""A place of the table that the target has not filled yet, and a node that is therefore not there."""
+
+
+@dataclass(frozen=True)
+class Options:
+    tree: str = ""
+    """The shape that is filled: "fixed:4,2,1", or "6" for the first candidates only. Empty is a shape of 24 nodes that
+    is wide under likely nodes and narrow under others."""
+    top: int = 8
+    """How many candidates are kept for each token."""
+    prompt: bool = True
+    """Whether a token that the target has not checked yet gets what followed it in the prompt, for a start."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= MAX_WIDTH:
+            raise ValueError(f"the recycling option top is {self.top!r}: give a whole number from 1 to {MAX_WIDTH}")
+        if not isinstance(self.prompt, bool):
+            raise ValueError(f"the recycling option prompt is {self.prompt!r}: give true or false")
+        if self.tree:
+            spec = TreeSpec.parse(self.tree)
+            if spec.kind not in {"chain", "fixed"}:
+                raise ValueError(
+                    f'recycling cannot make the tree {self.tree!r}: write "fixed:4,2,1", or "6" for one path'
+                )
+            if spec.width > self.top:
+                raise ValueError(
+                    f"the tree {self.tree!r} has {spec.width} children at a node and the recycling option top is "
+                    f"{self.top}: keep as many candidates as a node has children"
+                )
+
+
+def make(options: Options, setup: Setup) -> Drafter:
+    return Recycling(options, setup.target.vocab_size, setup.target.device)
+
+
+class Shape:
+    """A tree shape as arrays, with the order in which a budget gives its nodes up."""
+
+    def __init__(self, shape: TreeShape, values: Many[float]) -> None:
+        """Node i is worth `values[i]`, never more than its parent or its elder siblings."""
+        self.depth = shape.depth
+        self.parents: Integers = np.array(shape.parents)
+        self.ranks: Integers = np.array(shape.ranks)
+        self.depths: Integers = np.array(shape.depths)
+        ends = np.searchsorted(self.depths, np.arange(1, shape.depth + 2))  # nodes come breadth first
+        self.levels = [slice(int(start), int(end)) for start, end in pairwise(ends)]
+        self.children: Integers = np.full((shape.size, shape.width), EMPTY)
+        for node, children in enumerate(shape.children):
+            self.children[node, : len(children)] = children
+        self.ancestors = np.eye(shape.size, dtype=np.bool_)
+        for node, parent in enumerate(shape.parents[1:], start=1):
+            self.ancestors[node] |= self.ancestors[parent]
+        self._order = sorted(range(shape.size), key=lambda node: (-values[node], node))
+        self._cuts: dict[Budget, NDArray[np.bool_]] = {}
+
+    @classmethod
+    def of(cls, options: Options) -> Shape:
+        if options.tree:  # of a tree that a user wrote, all levels are worth the same: the first nodes are kept
+            shape = TreeSpec.parse(options.tree).shape
+            return cls(shape, [1.0] * shape.size)
+        table = [row[: options.top] for row in ACCEPTANCE]
+        shape = greedy(table, 1 + NODES)
+        return cls(shape, [math.prod(table[d][r] for d, r in enumerate(path)) for path in shape.rank_paths])
+
+    def cut(self, budget: Budget) -> NDArray[np.bool_]:
+        """[N] the nodes that a budget allows: the most valuable of those that are not too deep. They come with their
+        parents and elder siblings. It looks at no token, and is kept, since budgets seldom change."""
+        kept = self._cuts.get(budget)
+        if kept is None:
+            shallow = [node for node in self._order if self.depths[node] <= max(0, budget.depth)]
+            kept = np.zeros(len(self._order), dtype=np.bool_)
+            kept[shallow[: 1 + max(0, budget.nodes)]] = True
+            self._cuts[budget] = kept
+        return kept
+
+
+class Recycling:
+    drawing = Drawing.FIXED
+    layers: tuple[int, ...] = ()
+
+    def __init__(self, options: Options, vocabulary: int, device: torch.device) -> None:
+        self.top = options.top
+        self.device = device
+        self.shape = Shape.of(options)
+        self.prompt = options.prompt
+        self._read: set[int] = set()  # the sequences whose prompts are in the table
+        self.branches = self.shape.children.shape[1] > 1
+        self.table: NDArray[np.int32] = np.full((vocabulary + 1, options.top), EMPTY, dtype=np.int32)
+        """Candidates by token. The row past the vocabulary stays empty: EMPTY, which is -1, finds it as the last one,
+        so nothing grows below a node that is not there."""
+
+    def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
+        shape, table = self.shape, self.table
+        for sequence in sequences if self.prompt else ():
+            if sequence.id not in self._read:
+                self._read.add(sequence.id)
+                self._fill(sequence.tokens)
+        allowed = np.stack([shape.cut(budget) for budget in budgets])  # [B, N]
+        tokens = np.full(allowed.shape, EMPTY, dtype=np.int64)
+        tokens[:, 0] = [sequence.tokens[-1] for sequence in sequences]
+        for level in shape.levels:
+            found = table[tokens[:, shape.parents[level]], shape.ranks[level]]
+            tokens[:, level] = np.where(allowed[:, level], found, EMPTY)
+        present = tokens != EMPTY
+        size = int(present.sum(1).max())
+        if size == 1:
+            return roots_only(sequences, self.device)
+        return self._tree(tokens, present, size, sequences)
+
+    def _tree(self, tokens: Integers, present: NDArray[np.bool_], size: int, sequences: Many[Sequence]) -> DraftTree:
+        """The nodes that are there, close together, so that a thin tree is not verified at the size of a full one. All
+        its tables are cut out of the shape's."""
+        shape = self.shape
+        batch = np.arange(len(tokens))[:, None]
+        kept = np.argsort(~present, axis=1, kind="stable")[:, :size]  # [B, n]: the shape's node of each new node
+        there = present[batch, kept]
+        places = np.where(present, present.cumsum(1) - 1, EMPTY)  # [B, N]: the new node of each of the shape's
+        children = shape.children[kept]  # [B, n, K]
+        children = np.where(children < 0, EMPTY, places[batch[..., None], children])
+        children[~there] = EMPTY
+        ancestors = shape.ancestors[kept[:, :, None], kept[:, None, :]] & there[:, None, :] & there[:, :, None]
+        ancestors |= np.eye(size, dtype=np.bool_)
+        parents = np.where(there, places[batch, shape.parents[kept]], EMPTY)
+        parents[:, 0] = EMPTY  # the root's, which is none, was looked up as the last node's
+        depths = np.where(there, shape.depths[kept], 0)
+        roots = np.array([sequence.position for sequence in sequences])
+        columns = torch.from_numpy(
+            np.stack([np.where(there, tokens[batch, kept], 0), parents, depths, roots[:, None] + depths])
+        ).to(self.device)
+        return DraftTree(
+            tokens=columns[0],
+            parents=columns[1],
+            depths=columns[2],
+            positions=columns[3],
+            ancestors=torch.from_numpy(ancestors).to(self.device),
+            drawing=Drawing.FIXED,
+            children=torch.from_numpy(children).to(self.device),
+            q=None,
+            q_rows=None,
+            max_depth=int(depths.max()),
+            max_draws=size - 1,
+        )
+
+    def observe(self, observations: Many[Observation]) -> None:
+        """Every row that the target checked is a fresh list of candidates for its token. Where a token stood at several
+        nodes one list stays: of a node that was committed rather than refused, and of those the deepest."""
+        for seen in observations:
+            if seen.checked is not None:
+                order = committed_last(seen.checked, seen.tokens)
+                rows = np.array(seen.checked.tokens)[order]
+                top = seen.checked.top.cpu().numpy()[order]
+                self.table[rows, : top.shape[1]] = top  # of repeated rows, NumPy keeps the last
+                self.table[rows, top.shape[1] :] = EMPTY
+
+    def forget(self, sequence: Sequence) -> None:
+        """The table belongs to no text and stays as it is."""
+        self._read.discard(sequence.id)
+
+    def _fill(self, text: list[int]) -> None:
+        """Rows that are still empty take what followed their token in a text, the latest first."""
+        followers: dict[int, dict[int, None]] = {}  # the inner ones are ordered sets
+        for place in range(len(text) - 2, -1, -1):
+            if self.table[text[place], 0] == EMPTY:
+                followers.setdefault(text[place], {})[text[place + 1]] = None
+        for token, found in followers.items():
+            row = list(found)[: self.top]
+            self.table[token, : len(row)] = row
+
+
+def committed_last(checked: Checked, committed: Many[int]) -> list[int]:
+    """The places of the checked nodes: those refused, as they come, then the path that was committed from its root."""
+    children = {pair: node for node, pair in enumerate(zip(checked.parents, checked.tokens, strict=True))}
+    path = [0]
+    for token in committed:
+        node = children.get((path[-1], token))
+        if node is None:
+            break
+        path.append(node)
+    on_path = set(path)
+    return [node for node in range(len(checked.tokens)) if node not in on_path] + path

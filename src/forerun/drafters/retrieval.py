@@ -1,0 +1,162 @@
+"""Retrieval (REST, He et al. 2023): what followed the last words wherever they stand in a datastore.
+
+The longest suffix of the text that the store has is looked up. What follows it at its places there becomes a trie, and
+the nodes that most places go through become the tree. A node's share of the places is the product of the frequencies
+along its path, so the best nodes are a connected tree. It is a function of the committed text alone: fixed children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from forerun.core.drawing import Drawing
+from forerun.core.sequence import Sequence
+from forerun.core.tree import DraftTree
+from forerun.drafters.datastore import DEPTH, Datastore, Match
+from forerun.drafters.drafter import Budget, Drafter, Observation
+from forerun.drafters.find import Setup
+from forerun.drafters.none import roots_only
+
+PLACES = 512
+"""Of a match that occurs more often so many places are looked at, evenly spread. They tell the frequency of a token
+that is worth a row of the target's pass well enough, and more would take longer."""
+LONGEST = DEPTH // 2
+"""Of a match, and of what is drafted after it: together they must not be longer than what the store has sorted."""
+
+
+@dataclass(frozen=True)
+class Options:
+    store: str = ""
+    """The datastore: a file that `forerun datastore build` made with the tokenizer of the model."""
+    tokens: int = 8
+    """How many tokens ahead are drafted."""
+    max_match: int = 16
+    """The longest suffix of the text that is looked up."""
+    min_match: int = 2
+    """The shortest. 1 drafts nearly always and is seldom right."""
+    candidates: int = 12
+    """How many nodes the tree has at most: those that the store has seen most often."""
+
+    def __post_init__(self) -> None:
+        if not self.store:
+            raise ValueError(
+                "the drafter retrieval needs a datastore: make one with `forerun datastore build FOLDER --out FILE`, "
+                "and name it with store=FILE"
+            )
+        most = {"tokens": LONGEST, "max_match": LONGEST, "min_match": LONGEST, "candidates": 256}
+        for name, limit in most.items():
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+                raise ValueError(f"the retrieval option {name} is {value!r}: give a whole number from 1 to {limit}")
+        if self.min_match > self.max_match:
+            raise ValueError(
+                f"the retrieval option min_match is {self.min_match} and max_match {self.max_match}: give a min_match "
+                f"that is not above max_match"
+            )
+
+
+def make(options: Options, setup: Setup) -> Drafter:
+    store = Datastore.open(Path(options.store).expanduser())
+    made_for, vocabulary = store.header, setup.target.vocab_size
+    if setup.fingerprint() != made_for.fingerprint if setup.fingerprint else made_for.vocabulary > vocabulary:
+        raise ValueError(
+            f"the datastore {options.store} was made with the tokenizer of {made_for.model or 'another model'}, which "
+            f"is not that of this model: build it again with `forerun datastore build FOLDER --out FILE --model MODEL`"
+        )
+    return Retrieval(options, store, vocabulary, setup.target.device)
+
+
+@dataclass
+class _Nodes:
+    """A tree below its root, the most frequent first; parents are places in the tree, 0 the root."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+
+
+class Retrieval:
+    drawing = Drawing.FIXED
+    layers: tuple[int, ...] = ()
+    top: int = 0
+
+    def __init__(self, options: Options, store: Datastore, vocabulary: int, device: torch.device) -> None:
+        """`vocabulary` is the target's."""
+        self.options = options
+        self.store = store
+        self.vocabulary = min(vocabulary, store.header.vocabulary)
+        self.device = device
+        self.branches = options.candidates > 1
+
+    def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
+        found = [self._nodes(sequence.tokens, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        size = max(len(nodes.tokens) for nodes in found)
+        if size == 0:
+            return roots_only(sequences, self.device)
+        rows = [
+            [
+                [sequence.tokens[-1], *nodes.tokens, *[0] * (size - len(nodes.tokens))]
+                for sequence, nodes in zip(sequences, found, strict=True)
+            ],
+            [[-1, *nodes.parents, *[-1] * (size - len(nodes.parents))] for nodes in found],
+        ]
+        table = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        positions = torch.tensor([sequence.position for sequence in sequences], device=self.device)
+        return DraftTree.build(
+            table[0],
+            table[1],
+            positions,
+            Drawing.FIXED,
+            max_depth=min(self.options.tokens, size),
+            width=max(nodes.parents.count(parent) for nodes in found for parent in {*nodes.parents, 0}),
+            check=False,
+        )
+
+    def observe(self, observations: Many[Observation]) -> None:
+        """The store does not change."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is kept of a text."""
+
+    def _nodes(self, text: list[int], budget: Budget) -> _Nodes:
+        most = min(self.options.candidates, budget.nodes)
+        depth = min(self.options.tokens, budget.depth, most)
+        if depth < 1:
+            return _Nodes()
+        longest = self.options.max_match
+        while (match := self.store.longest(text, self.options.min_match, longest)) is not None:
+            nodes = self._best(match, depth, most)
+            if nodes.tokens:
+                return nodes
+            longest = match.length - 1  # documents end with it, wherever it occurs
+        return _Nodes()
+
+    def _best(self, match: Match, depth: int, most: int) -> _Nodes:
+        """The `most` nodes that most places go through. Of equal ones the shallower, then the smaller token.
+
+        Places come in the order of what follows them, so those that go through a node are neighbours: a node begins
+        where a continuation differs from the one before it, at its own depth or above.
+        """
+        text = self.store.continuations(match, depth, PLACES)  # [C, depth]
+        count = len(text)
+        alive = np.logical_and.accumulate(text < self.vocabulary, 1)
+        begins = np.ones_like(alive)
+        np.logical_or.accumulate(text[1:] != text[:-1], 1, out=begins[1:])
+        # Level after level in one line. A level's first place begins something, so nothing runs on into the next.
+        starts = np.flatnonzero(begins.T)
+        weights = np.diff(starts, append=depth * count) * alive.T.ravel()[starts]  # 0 where a document has ended
+        order = np.argsort(-weights, kind="stable")[:most]
+        order = order[weights[order] > 0]
+        above = np.searchsorted(starts, starts[order] - count, "right") - 1
+        places = {-1: 0}
+        nodes = _Nodes()
+        for node, parent, start in zip(order.tolist(), above.tolist(), starts[order].tolist(), strict=True):
+            level, row = divmod(start, count)
+            nodes.parents.append(places[parent])
+            nodes.tokens.append(int(text[row, level]))
+            places[node] = len(nodes.tokens)
+        return nodes
