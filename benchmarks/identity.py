@@ -321,11 +321,12 @@ def main() -> None:
     full = Bench.load(torch.float32)
     half = Bench.load(torch.bfloat16)
     tokenizer = load_tokenizer(full.source)
-    encode: Callable[[str], list[int]] = lambda text: tokenizer.apply_chat([{"role": "user", "content": text}])  # noqa: E731
-    prompts = prompts_of(arguments.data, arguments.prompts, encode)
+    prompts = prompts_of(
+        arguments.data, arguments.prompts, lambda text: tokenizer.apply_chat([{"role": "user", "content": text}])
+    )
+    contexts = prompts_of(arguments.data, arguments.contexts, lambda text: tokenizer.encode(text)[:16])
     with TemporaryDirectory() as folder:
         tried = methods(first_layers(full.source.folder, Path(folder) / "short", layers=20))
-        contexts = sorted(prompts, key=len)[: arguments.contexts]
         work: dict[str, Callable[[], dict[str, Any]]] = {
             "greedy": lambda: check_greedy(full, prompts, tried),
             "half": lambda: check_half(half, full, prompts, tried),
