@@ -62,13 +62,13 @@ class Method:
         return self.name + (f" ({draft}{tree})" if tree else "")
 
 
-def methods(short: Path) -> list[Method]:
-    return [
+def methods(short: Path, trees: bool) -> list[Method]:
+    found = [
         Method("none", {}),
         Method("ngram", {}),
         Method("draft_model", {"model": str(short), "tree": "3"}),
-        Method("draft_model", {"model": str(short), "tree": "3,2,1"}),
     ]
+    return [*found, Method("draft_model", {"model": str(short), "tree": "3,2,1"})] if trees else found
 
 
 @dataclass(frozen=True)
@@ -314,6 +314,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--contexts", type=int, default=20)
     parser.add_argument("--samples", type=int, default=400)
+    parser.add_argument("--no-trees", action="store_true", help="leave out the sampled tree, which is slow on a CPU")
     parser.add_argument("--parts", default=",".join(PARTS), help="which of: %(default)s")
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")
@@ -326,7 +327,8 @@ def main() -> None:
     )
     contexts = prompts_of(arguments.data, arguments.contexts, lambda text: tokenizer.encode(text)[:16])
     with TemporaryDirectory() as folder:
-        tried = methods(first_layers(full.source.folder, Path(folder) / "short", layers=20))
+        short = first_layers(full.source.folder, Path(folder) / "short", layers=20)
+        tried = methods(short, not arguments.no_trees)
         work: dict[str, Callable[[], dict[str, Any]]] = {
             "greedy": lambda: check_greedy(full, prompts, tried),
             "half": lambda: check_half(half, full, prompts, tried),
