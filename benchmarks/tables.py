@@ -71,7 +71,9 @@ def rules() -> str:
 def identity() -> str:
     """Is the text the target's own: one line per drafter; a part that was not run leaves its cell empty."""
     result = load("identity")
-    tables = {part: {(row["drafter"], row.get("batch")): row for row in result[part]["rows"]} for part in PARTS}
+    tables = {
+        part: {(row["drafter"], row.get("batch")): row for row in result.get(part, NOT_RUN)["rows"]} for part in PARTS
+    }
     lines = [
         "| drafter | greedy, alone | greedy, batch 8 | seeded, batch 8 | bfloat16, alone | bfloat16, batch 8 | "
         "law, p-value | tokens per pass |",
@@ -101,6 +103,7 @@ def identity() -> str:
 
 
 PARTS = ("greedy", "seeded", "half", "law")
+NOT_RUN: dict[str, list[dict[str, Any]]] = {"rows": []}
 
 
 def _share(row: dict[str, Any] | None) -> str:
