@@ -229,9 +229,10 @@ def check_seeded(bench: Bench, prompts: list[list[int]], tried: list[Method]) ->
 
 
 def check_law(bench: Bench, contexts: list[list[int]], tried: list[Method], samples: int) -> dict[str, Any]:
-    """Chi-square of the first two tokens at each context; over all contexts the p-values must look uniform."""
-    params = SamplingParams(temperature=1.0, top_k=12, max_tokens=2, ignore_eos=True, n=samples)
-    expected = [pairs(bench.target, context, params) for context in contexts]
+    """Chi-square of the first three tokens at each context; over all contexts the p-values must look uniform. The first
+    token comes from the pass that reads the context, the others from steps that draft."""
+    params = SamplingParams(temperature=1.0, top_k=4, max_tokens=6, ignore_eos=True, n=samples)
+    expected = [beginnings(bench.target, context, LawSettings.of([params])) for context in contexts]
     rows = []
     for method in tried:
         engine = bench.engine(method, 64)
@@ -243,8 +244,8 @@ def check_law(bench: Bench, contexts: list[list[int]], tried: list[Method], samp
             while engine.has_work:
                 for update in engine.step():
                     texts.setdefault(update.index, []).extend(update.tokens)
-            for one, two in texts.values():
-                counts[one, two] += 1  # a pair that cannot occur is a KeyError
+            for text in texts.values():
+                counts[tuple(text[:3])] += 1  # a beginning that cannot occur is a KeyError
             values.append(p_value(counts, wanted, samples))
         rows.append(
             {
@@ -253,6 +254,7 @@ def check_law(bench: Bench, contexts: list[list[int]], tried: list[Method], samp
                 "samples": samples,
                 "smallest_p": min(values),
                 "uniform_p": float(kstest(values, "uniform").pvalue),
+                "drafted": engine.statistics.drafted,
                 "accepted": engine.statistics.accepted,
             }
         )
@@ -260,19 +262,20 @@ def check_law(bench: Bench, contexts: list[list[int]], tried: list[Method], samp
     return {"rows": rows}
 
 
-def pairs(target: TargetModel, context: list[int], params: SamplingParams) -> dict[tuple[int, int], float]:
-    """The target's own law of the next two tokens, from full passes."""
-    settings = LawSettings.of([params])
-    first = law(last_logits(target, context)[None], settings)[0]
-    found = {}
-    for one in first.nonzero()[:, 0].tolist():
-        second = law(last_logits(target, [*context, one])[None], settings)[0]
-        for two in second.nonzero()[:, 0].tolist():
-            found[one, two] = float(first[one] * second[two])
+Beginnings = dict[tuple[int, ...], float]
+
+
+def beginnings(target: TargetModel, context: list[int], settings: LawSettings, length: int = 3) -> Beginnings:
+    """The target's own law of the next tokens, from full passes."""
+    p = law(last_logits(target, context)[None], settings)[0]
+    found: Beginnings = {}
+    for token in p.nonzero()[:, 0].tolist():
+        rest = beginnings(target, [*context, token], settings, length - 1) if length > 1 else {(): 1.0}
+        found |= {(token, *after): float(p[token]) * chance for after, chance in rest.items()}
     return found
 
 
-def p_value(counts: dict[tuple[int, int], int], wanted: dict[tuple[int, int], float], samples: int) -> float:
+def p_value(counts: dict[tuple[int, ...], int], wanted: Beginnings, samples: int) -> float:
     """Outcomes expected less than five times are counted together."""
     observed, expected = [0.0], [0.0]
     for outcome, probability in wanted.items():
@@ -316,7 +319,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="results file; parts that are there are kept")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--contexts", type=int, default=20)
-    parser.add_argument("--samples", type=int, default=400)
+    parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--batches", default="1,8", help="batch sizes in bfloat16")
     parser.add_argument("--no-trees", action="store_true", help="leave out the sampled tree, which is slow on a CPU")
     parser.add_argument("--parts", default=",".join(PARTS), help="which of: %(default)s")
