@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.cli.console import output
+from forerun.cli.input import standard_input
 from forerun.theory.measurements import Measurements
 from forerun.theory.planner import Recommendation, Setting, at_batch, recommend
 from forerun.trees.optimal import best_shape
@@ -100,22 +100,13 @@ def plan(
 
 
 def _read(source: str) -> Measurements:
-    data = _standard_input() if source == "-" else Path(source).read_bytes()
+    data = standard_input() if source == "-" else Path(source).read_bytes()
     try:
         return Measurements.from_json(data.decode())
     except UnicodeDecodeError:
         raise ValueError(f"{source} is not text: give JSON in UTF-8") from None
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
-
-
-def _standard_input() -> bytes:
-    if sys.stdin is None:  # closed, as by `<&-`
-        raise ValueError("cannot read standard input: it is closed")
-    try:
-        return sys.stdin.buffer.read()
-    except OSError as error:
-        raise ValueError(f"cannot read standard input: {error.strerror or error}") from None
 
 
 def _as_dict(recommendation: Recommendation) -> dict[str, Any]:
