@@ -191,7 +191,10 @@ class Transformer(nn.Module):
         """Nothing is kept outside of the cache."""
 
     @torch.inference_mode()
-    def forward_rows(self, batch: Batch, storage: Storage, layers: Sequence[int] = ()) -> Output:
+    def forward_rows(
+        self, batch: Batch, storage: Storage, layers: Sequence[int] = (), only: Sequence[int] | None = None
+    ) -> Output:
+        """With `only`, the other layers are skipped: what the rest makes of the rows, at its share of the cost."""
         if not self.fused:
             self.fuse()
         features: dict[int, Tensor] = {}
@@ -202,7 +205,8 @@ class Transformer(nn.Module):
         for index, layer in enumerate(self.model.layers):
             if index in layers:
                 features[index] = x
-            x = layer(x, shared)
+            if only is None or index in only:
+                x = layer(x, shared)
         if len(self.model.layers) in layers:
             features[len(self.model.layers)] = x
         if batch.wanted is not None:
