@@ -15,7 +15,7 @@ import torch
 
 from forerun.bench.provenance import provenance
 from forerun.engine.loaded import LoadedModel
-from forerun.models.batch import Batch, Segment
+from forerun.models.batch import KEYS, Batch, Segment
 from forerun.models.cache import KVCache
 from forerun.models.target import TargetModel
 
@@ -24,7 +24,7 @@ ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64)
 
 def passes(target: TargetModel, context: int, rows: tuple[int, ...], repeat: int) -> dict[int, list[float]]:
     """Seconds of each pass, packing included."""
-    cache = KVCache(target.new_storage(context + max(rows) + 64))
+    cache = KVCache(target.new_storage(context + max(rows) + 2 * KEYS))
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(0, target.vocab_size, (context,), generator=generator)
     cache.reserve(0, context)
@@ -42,7 +42,8 @@ def passes(target: TargetModel, context: int, rows: tuple[int, ...], repeat: int
             nodes = torch.arange(count)
             tree = torch.eye(count, dtype=torch.bool)  # a root and its children
             tree[:, 0] = True
-            segment = Segment(0, tokens, context + (nodes > 0).long(), tree, before, slots, count)
+            run = cache.run(0, KEYS)
+            segment = Segment(0, tokens, context + (nodes > 0).long(), tree, before, slots, count, run=run)
             target.forward_rows(Batch.pack([segment]), cache.storage)
             times[count].append(time.perf_counter() - start)
             cache.abandon()

@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "forerun"
 NAME = "forerun"
 
 TIERS: tuple[frozenset[str], ...] = (
-    frozenset({"core"}),
+    frozenset({"core", "kernels"}),
     frozenset({"verify", "trees", "theory", "models"}),
     frozenset({"drafters"}),
     frozenset({"engine"}),

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.cli.console import output, print_whole
+from forerun.cli.enlarge import enlarge
 from forerun.cli.model_options import loading
 
 if TYPE_CHECKING:  # torch is loaded when a command needs it, not when the program starts
@@ -183,3 +184,6 @@ def remove(
         typer.echo(json.dumps({"name": name, "bytes": cached.bytes, "removed": list(map(str, cached.paths))}, indent=2))
         return
     output().print(Text.assemble((name, "bold cyan"), f" is removed: {_size(cached.bytes)} are free"))
+
+
+models.command()(enlarge)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerun.core.tree import DraftTree
 from forerun.engine.scheduler import Turn
-from forerun.models.batch import Batch, Segment
+from forerun.models.batch import KEYS, Batch, Segment
 from forerun.models.cache import KVCache
 
 
@@ -56,5 +56,6 @@ def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
         cache.reserve(sequence.id, chain.shape[0])
         context, slots = cache.slots(sequence.id)
         starts.append(sum(segment.rows for segment in segments))
-        segments.append(Segment(sequence.id, chain, positions, ancestors, context, slots, drafted))
+        run = cache.run(sequence.id, KEYS)
+        segments.append(Segment(sequence.id, chain, positions, ancestors, context, slots, drafted, run=run))
     return Packed(Batch.pack(segments), nodes, starts)

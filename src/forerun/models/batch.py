@@ -35,6 +35,9 @@ class Segment:
     then the context ends with rows of earlier levels, and a node sees its own ancestors among them."""
     context_positions: Tensor | None = None
     """[P] the absolute positions of the context, where it is not one text from position 0 on."""
+    run: int | None = None
+    """The first slot, where the context and the rows behind it lie one after another in a storage that does not end
+    within the `KEYS` after them: they can be read where they are then."""
 
     @property
     def rows(self) -> int:
@@ -55,6 +58,7 @@ class Group:
     keys: Tensor  # [G, L] slots: context, then own rows; slot 0 for padding
     visible: Tensor  # [G, N, L] bool
     distance: Tensor  # [G, N, L] positions between a query and a key
+    run: int | None  # the slot of the first key of a single segment whose keys lie one after another
 
 
 @dataclass(frozen=True)
@@ -134,4 +138,5 @@ def _group(segments: Sequence[Segment], members: tuple[int, ...], starts: list[i
         if rows is not None:
             rows[g, :count] = torch.arange(starts[index], starts[index] + count, device=device)
     distance = positions[:, :, None] - key_positions[:, None, :]
-    return Group(members, rows, (size, height), keys, visible, distance)
+    run = chosen[0].run if size == 1 else None
+    return Group(members, rows, (size, height), keys, visible, distance, run)

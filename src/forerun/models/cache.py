@@ -90,6 +90,16 @@ class KVCache:
         end = entry.committed + entry.reserved
         return slots[: entry.committed], slots[entry.committed : end]
 
+    def run(self, sequence: int, beyond: int) -> int | None:
+        """The first slot of a sequence whose blocks lie one after another, at least `beyond` slots before the end of
+        the storage."""
+        entry = self._entries[sequence]
+        first, count = entry.blocks[0], len(entry.blocks)
+        if entry.blocks[-1] - first != count - 1 or entry.blocks != list(range(first, first + count)):
+            return None
+        start = first * self.block_size
+        return start if start + entry.committed + entry.reserved + beyond <= self.storage.slots else None
+
     def commit(self, kept: Mapping[int, Many[int]]) -> None:
         """For each sequence the reserved rows that stay, in the order of the text; the others are gone."""
         source: list[int] = []

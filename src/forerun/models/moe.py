@@ -27,7 +27,7 @@ class MixtureOfExperts(nn.Module):
         self.per_token = config.experts_per_token
         self.normalise = config.normalise_expert_weights
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """x [R, H]. Each expert runs once, on the rows that chose it."""
         weights = torch.softmax(self.gate(x).float(), -1)
         weights, chosen = weights.topk(self.per_token, -1)  # [R, k]
@@ -40,4 +40,4 @@ class MixtureOfExperts(nn.Module):
             gate, up = functional.linear(x[rows], self.experts.gate_up_proj[expert]).chunk(2, -1)
             out = functional.linear(functional.silu(gate) * up, self.experts.down_proj[expert])
             result.index_add_(0, rows, out * weights[rows, rank, None])
-        return result
+        return result if plus is None else plus + result

@@ -55,13 +55,13 @@ def _yarn(plain: Tensor, rope: Rope, head_dim: int) -> tuple[Tensor, float]:
 
 
 def angles(rope: Rope, head_dim: int, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [R, 1, head_dim / 2] for positions [R]; the angles themselves are float32."""
+    """What `rotate` multiplies by, [R, 1, head_dim] each, for positions [R]; the angles themselves are float32."""
     per_position, scale = frequencies(rope, head_dim, positions.device)
-    turned = positions[:, None].float() * per_position
-    return (turned.cos() * scale).to(dtype)[:, None], (turned.sin() * scale).to(dtype)[:, None]
+    turned = positions[:, None, None].float() * per_position
+    cos, sin = (turned.cos() * scale).to(dtype), (turned.sin() * scale).to(dtype)
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [R, heads, head_dim]: dimension i turns with dimension i + head_dim / 2."""
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    """x [R, heads, head_dim]: dimension i turns with dimension i + head_dim / 2, whose sine has the other sign."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

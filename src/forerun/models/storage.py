@@ -23,13 +23,21 @@ class Storage:
 
     keys: list[Tensor]  # per layer [slots, kv_heads, key_size]
     values: list[Tensor]  # per layer [slots, kv_heads, value_size]
+    whole: Tensor | None
+    """[layers, slots, 2, kv_heads, size] where layers, keys and values are all of one shape; `keys` and `values` are
+    views of it then."""
 
     @classmethod
     def make(cls, layers: list[LayerShape], slots: int, dtype: torch.dtype, device: torch.device | str) -> Storage:
         """Zeros, not whatever was in memory: a masked entry has weight 0, and 0 · NaN would be NaN."""
+        first = layers[0]
+        if all(layer == first for layer in layers) and first.key_size == first.value_size:
+            shape = (len(layers), slots, 2, first.kv_heads, first.key_size)
+            whole = torch.zeros(shape, dtype=dtype, device=device)
+            return cls(list(whole[:, :, 0].unbind()), list(whole[:, :, 1].unbind()), whole)
         keys = [torch.zeros(slots, layer.kv_heads, layer.key_size, dtype=dtype, device=device) for layer in layers]
         values = [torch.zeros(slots, layer.kv_heads, layer.value_size, dtype=dtype, device=device) for layer in layers]
-        return cls(keys, values)
+        return cls(keys, values, None)
 
     @property
     def slots(self) -> int:
@@ -46,5 +54,8 @@ class Storage:
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` [M] over slots `target` [M], in every layer."""
+        if self.whole is not None:
+            self.whole.index_copy_(1, target, self.whole.index_select(1, source))
+            return
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, target, tensor.index_select(0, source))

@@ -1,12 +1,12 @@
 """The transformer: one implementation for every family that `ModelConfig` can describe.
 
 Parameters have the names that checkpoints give them. Before the first pass those that are multiplied with the same
-input are laid side by side in memory, so that one product makes queries, keys and values, and one makes gate and up.
+input are laid side by side, so that one product makes queries, keys and values, and one makes gate and up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,9 @@ from forerun.models.attention import Attention
 from forerun.models.batch import Batch
 from forerun.models.config import Layer, ModelConfig, Rope
 from forerun.models.moe import MixtureOfExperts
+from forerun.models.native import amx
+from forerun.models.norm import RMSNorm
+from forerun.models.product import Product, drop
 from forerun.models.rope import angles, rotate
 from forerun.models.storage import LayerShape, Storage
 from forerun.models.target import Output
@@ -28,44 +31,6 @@ class Pass:
 
     attention: Attention
     angles: dict[Rope, tuple[Tensor, Tensor]]
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, config: ModelConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.eps = config.norm_eps
-        self.offset = config.norm_offset
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        if self.offset:  # Gemma multiplies in float32, the others after rounding
-            return (wide * (self.offset + self.weight.float())).to(x.dtype)
-        return wide.to(x.dtype) * self.weight
-
-
-class SideBySide:
-    """Several linear layers of one input as one product. Their weights become views of one matrix."""
-
-    def __init__(self, *parts: nn.Linear) -> None:
-        self.parts = parts
-        self.weight: Tensor | None = None
-        self.bias: Tensor | None = None
-
-    def fuse(self) -> None:
-        widths = [part.out_features for part in self.parts]
-        self.weight = torch.cat([part.weight.data for part in self.parts])
-        for part, weight in zip(self.parts, torch.split(self.weight, widths), strict=True):
-            part.weight.data = weight
-        if self.parts[0].bias is not None:
-            self.bias = torch.cat([part.bias.data for part in self.parts])
-            for part, bias in zip(self.parts, torch.split(self.bias, widths), strict=True):
-                part.bias.data = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        assert self.weight is not None, "fuse first"
-        return functional.linear(x, self.weight, self.bias)
 
 
 class SelfAttention(nn.Module):
@@ -83,19 +48,24 @@ class SelfAttention(nn.Module):
         if config.qk_norm:
             self.q_norm = RMSNorm(self.head_dim, config)
             self.k_norm = RMSNorm(self.head_dim, config)
-        self.qkv = SideBySide(self.q_proj, self.k_proj, self.v_proj)
+        self.qkv = Product(self.q_proj, self.k_proj, self.v_proj)
+        self.out = Product(self.o_proj)
 
-    def forward(self, x: Tensor, shared: Pass) -> Tensor:
+    def prepare(self) -> None:
+        for product in (self.qkv, self.out):
+            product.prepare()
+            product.drop_parts()
+
+    def forward(self, x: Tensor, shared: Pass, plus: Tensor | None = None) -> Tensor:
         """x [R, H] → [R, H]."""
         heads = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
-        qk, v = torch.split(heads, [self.heads + self.kv_heads, self.kv_heads], 1)
+        qk = heads[:, : self.heads + self.kv_heads]
         if self.qk_norm:
             q, k = torch.split(qk, [self.heads, self.kv_heads], 1)
-            qk = torch.cat([self.q_norm(q), self.k_norm(k)], 1)
+            qk.copy_(torch.cat([self.q_norm(q), self.k_norm(k)], 1))
         if self.rope is not None:
-            qk = rotate(qk, *shared.angles[self.rope])
-        q, k = torch.split(qk, [self.heads, self.kv_heads], 1)
-        return self.o_proj(shared.attention.attend(self.index, q, k, v, window=self.window, scale=self.scale))  # type: ignore[no-any-return]
+            qk.copy_(rotate(qk, *shared.angles[self.rope]))
+        return self.out(shared.attention.attend(self.index, heads, window=self.window, scale=self.scale), plus)
 
 
 class MLP(nn.Module):
@@ -106,12 +76,18 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(hidden, inner, bias=config.mlp_bias)
         self.down_proj = nn.Linear(inner, hidden, bias=config.mlp_bias)
         self.silu = config.activation == "silu"
-        self.gate_up = SideBySide(self.gate_proj, self.up_proj)
+        self.gate_up = Product(self.gate_proj, self.up_proj)
+        self.down = Product(self.down_proj)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def prepare(self) -> None:
+        for product in (self.gate_up, self.down):
+            product.prepare()
+            product.drop_parts()
+
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
         gate = functional.silu(gate) if self.silu else functional.gelu(gate, approximate="tanh")
-        return self.down_proj(gate * up)  # type: ignore[no-any-return]
+        return self.down(gate.mul_(up), plus)
 
 
 class DecoderLayer(nn.Module):
@@ -126,12 +102,32 @@ class DecoderLayer(nn.Module):
             self.pre_feedforward_layernorm = RMSNorm(config.hidden_size, config)
             self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config)
 
+    def weights(self) -> amx.LayerWeights:
+        """For the pass in C."""
+        attention, mlp = self.self_attn, self.mlp
+        assert isinstance(mlp, MLP)
+        biases = [part.bias.data for part in attention.qkv.parts if part.bias is not None]
+        return amx.LayerWeights(
+            qkv=torch.cat([part.weight.data for part in attention.qkv.parts]),
+            out=attention.o_proj.weight.data,
+            gate=mlp.gate_proj.weight.data,
+            up=mlp.up_proj.weight.data,
+            down=mlp.down_proj.weight.data,
+            vectors={
+                "input_norm": self.input_layernorm.weight.data,
+                "inner_norm": self.post_attention_layernorm.weight.data,
+                "q_norm": attention.q_norm.weight.data if attention.qk_norm else None,
+                "k_norm": attention.k_norm.weight.data if attention.qk_norm else None,
+                "qkv_bias": torch.cat(biases) if biases else None,
+                "out_bias": None if attention.o_proj.bias is None else attention.o_proj.bias.data,
+            },
+        )
+
     def forward(self, x: Tensor, shared: Pass) -> Tensor:
-        mixed = self.self_attn(self.input_layernorm(x), shared)
         if not self.sandwich:
-            x = x + mixed
-            return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
-        x = x + self.post_attention_layernorm(mixed)
+            x = self.self_attn.forward(self.input_layernorm.forward(x), shared, x)
+            return self.mlp.forward(self.post_attention_layernorm.forward(x), x)
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), shared))
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))  # type: ignore[no-any-return]
 
 
@@ -157,28 +153,51 @@ class Transformer(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:
             self.tie()
-        self.fused = False
+        self.head = Product(self.lm_head)
+        self.amx: amx.AmxPass | None = None
+        self.prepared = False
 
     def tie(self) -> None:
         """Make the embedding the output head too; to be done again when it was replaced by another tensor."""
         self.lm_head.weight = self.model.embed_tokens.weight
 
-    def fuse(self) -> None:
+    def prepare(self) -> None:
         """Once, when the weights are there and where they stay."""
+        if self.device.type == "cpu" and self.dtype == torch.bfloat16 and amx.supports(self.config):
+            self.amx = self._packed()
+            self.prepared = True
+            return
         for module in self.modules():
-            if isinstance(module, SelfAttention):
-                module.qkv.fuse()
-            elif isinstance(module, MLP):
-                module.gate_up.fuse()
-        self.fused = True
+            if isinstance(module, SelfAttention | MLP | RMSNorm):
+                module.prepare()
+        self.head.prepare()
+        if not self.config.tied:
+            self.head.drop_parts()
+        self.prepared = True
+
+    def _packed(self) -> amx.AmxPass:
+        """The weights in the order of the pass in C. The matrices are dropped one by one as they are copied."""
+
+        def layers() -> Iterator[amx.LayerWeights]:
+            for layer in self.model.layers:
+                assert isinstance(layer, DecoderLayer)
+                yield layer.weights()
+                for part in layer.modules():
+                    if isinstance(part, nn.Linear):
+                        drop(part)
+
+        packed = amx.AmxPass(self.config, layers(), self.model.norm.weight.data, self.lm_head.weight.data)
+        if not self.config.tied:
+            drop(self.lm_head)
+        return packed
 
     @property
     def device(self) -> torch.device:
-        return self.lm_head.weight.device
+        return self.model.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.lm_head.weight.dtype
+        return self.model.norm.weight.dtype
 
     def new_storage(self, slots: int) -> Storage:
         shape = LayerShape(self.config.kv_heads, self.config.head_dim, self.config.head_dim)
@@ -195,23 +214,25 @@ class Transformer(nn.Module):
         self, batch: Batch, storage: Storage, layers: Sequence[int] = (), only: Sequence[int] | None = None
     ) -> Output:
         """With `only`, the other layers are skipped: what the rest makes of the rows, at its share of the cost."""
-        if not self.fused:
-            self.fuse()
-        features: dict[int, Tensor] = {}
-        shared = self._shared(batch, storage)
+        if not self.prepared:
+            self.prepare()
         x = self.model.embed_tokens(batch.tokens)
         if self.config.embedding_scale != 1:
             x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)  # rounded, as the family does
+        if self.amx is not None:
+            return Output(*self.amx.forward(x, batch, storage, layers, only))
+        features: dict[int, Tensor] = {}
+        shared = self._shared(batch, storage)
         for index, layer in enumerate(self.model.layers):
             if index in layers:
                 features[index] = x
             if only is None or index in only:
-                x = layer(x, shared)
+                x = layer.forward(x, shared)
         if len(self.model.layers) in layers:
             features[len(self.model.layers)] = x
         if batch.wanted is not None:
             x = x.index_select(0, batch.wanted)
-        return Output(self.lm_head(self.model.norm(x)), features)
+        return Output(self.head(self.model.norm(x)), features)
 
     def _shared(self, batch: Batch, storage: Storage) -> Pass:
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}

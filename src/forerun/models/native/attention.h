@@ -1,0 +1,210 @@
+/* Attention over the paged cache, with up to 16 queries that share a key head side by side in the lanes of a vector. */
+#pragma once
+#include <math.h>
+#include <string.h>
+
+#include "tiles.h"
+
+/* 16 rows of 16 words: columns become rows. */
+static void transpose(__m512i *r) {
+    __m512i t[16];
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+/* What a few rows of a segment ask of one key head: at most 16 queries, one per lane. */
+typedef struct {
+    const bf16 *keys, *values; /* of slot 0 and this head */
+    const int64_t *slots;      /* of the segment's keys */
+    int64_t count, stride;     /* of keys, and between slots */
+    int64_t first, rows, share;
+} Look;
+
+/* scores[key][lane] for the first `count` keys. */
+static void score(const Look *look, const bf16 *asked, int64_t count, int64_t d, int64_t all_slots, float *scores) {
+    bf16 copied[16 * 256] __attribute__((aligned(64)));
+    for (int64_t key = 0; key < count; key += 16) {
+        int64_t there = look->count - key < 16 ? look->count - key : 16, slot = look->slots[key];
+        const bf16 *from = look->keys + slot * look->stride;
+        int64_t stride = look->stride;
+        if (look->slots[key + there - 1] - slot != there - 1 || slot + 16 > all_slots) {
+            for (int64_t i = 0; i < there; i++)
+                memcpy(copied + i * d, look->keys + look->slots[key + i] * look->stride, sizeof(bf16) * d);
+            from = copied;
+            stride = d;
+        }
+        WRITTEN();
+        for (int64_t i = 0; key + 32 < count && i < 16; i++)
+            for (int64_t line = 0; line < d; line += 32)
+                _mm_prefetch((const char *)(look->keys + (slot + 32 + i) * look->stride + line), _MM_HINT_T0);
+        _tile_zero(0);
+        for (int64_t k = 0; k < d / 32; k++) {
+            _tile_loadd(4, from + 32 * k, 2 * stride);
+            _tile_loadd(6, asked + 512 * k, 64);
+            _tile_dpbf16ps(0, 4, 6);
+        }
+        _tile_stored(0, scores + 16 * key, 64);
+    }
+}
+
+/* 32 weights of each lane as a tile of 16 rows; `lanes` says which rows are not zero. */
+static void weigh(const float *weights, uint32_t lanes, bf16 *tile) {
+    __m512i rows[16];
+    for (int i = 0; i < 16; i++) {
+        __m512i even = _mm512_cvtepu16_epi32(narrow(_mm512_loadu_ps(weights + 32 * i)));
+        __m512i odd = _mm512_cvtepu16_epi32(narrow(_mm512_loadu_ps(weights + 32 * i + 16)));
+        rows[i] = _mm512_maskz_or_epi32((__mmask16)lanes, even, _mm512_slli_epi32(odd, 16));
+    }
+    transpose(rows);
+    for (int i = 0; i < 16; i++) _mm512_storeu_si512(tile + 32 * i, rows[i]);
+}
+
+/* Adds 32 keys' values, weighted by the tile, to 64 dimensions in tiles 0 to 3. */
+static void gather(const bf16 *tile, const bf16 *const *values) {
+    bf16 pairs[4][512] __attribute__((aligned(64)));
+    for (int i = 0; i < 16; i++) {
+        for (int c = 0; c < 4; c++) {
+            __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(values[2 * i] + 16 * c)));
+            __m512i odd = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(values[2 * i + 1] + 16 * c)));
+            _mm512_store_si512(pairs[c] + 32 * i, _mm512_or_epi32(even, _mm512_slli_epi32(odd, 16)));
+        }
+    }
+    WRITTEN();
+    _tile_loadd(4, tile, 64);
+    _tile_loadd(6, pairs[0], 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, pairs[1], 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(6, pairs[2], 64);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_loadd(7, pairs[3], 64);
+    _tile_dpbf16ps(3, 4, 7);
+}
+
+static void attend(const Model *m, const Pass *p, const Look *look, int64_t head, float *scores) {
+    int64_t d = m->head_dim, share = look->share, lanes = look->rows * share;
+    bf16 asked[16 * 256] __attribute__((aligned(64))), tile[512] __attribute__((aligned(64)));
+    static const bf16 nothing[64];
+    memset(asked, 0, sizeof(bf16) * 16 * d);
+    for (int64_t lane = 0; lane < lanes; lane++) {
+        const bf16 *q = p->queries + ((look->first + lane / share) * m->heads + head * share + lane % share) * d;
+        for (int64_t i = 0; i < d / 2; i++) memcpy(asked + 32 * i + 2 * lane, q + 2 * i, 4);
+    }
+    /* Keys in the order of positions: those that all see, then each row's own path. */
+    int64_t common = 0, longest = 0, own = 0;
+    int32_t ends[16] = {0};
+    for (int64_t r = 0; r < look->rows; r++) {
+        int64_t row = look->first + r, tail = p->tail_start[row + 1] - p->tail_start[row];
+        int64_t end = p->prefix[row] + tail;
+        if (p->prefix[row] > common) common = p->prefix[row];
+        if (end > longest) longest = end;
+        own |= tail;
+        for (int64_t g = 0; g < share; g++) ends[r * share + g] = (int32_t)end;
+    }
+    score(look, asked, own ? look->count : common, d, p->slots, scores);
+    if (own) {
+        float *moved = scores + 16 * (look->count + 32);
+        for (int64_t r = 0; r < look->rows; r++) {
+            int64_t row = look->first + r;
+            const int32_t *tail = p->tail + p->tail_start[row];
+            for (int64_t t = 0; t < p->tail_start[row + 1] - p->tail_start[row]; t++)
+                memcpy(moved + 16 * t + r * share, scores + 16 * tail[t] + r * share, sizeof(float) * share);
+        }
+        memcpy(scores + 16 * common, moved, sizeof(float) * 16 * (longest - common));
+    }
+    __m512i end = _mm512_loadu_si512(ends);
+    __m512 highest = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps(), scale = _mm512_set1_ps((float)m->scale);
+    for (int64_t i = 0; i < longest; i++) {
+        __mmask16 seen = _mm512_cmpgt_epi32_mask(end, _mm512_set1_epi32((int)i));
+        highest = _mm512_mask_max_ps(highest, seen, highest, _mm512_loadu_ps(scores + 16 * i));
+    }
+    for (int64_t i = 0; i < longest; i++) {
+        __mmask16 seen = _mm512_cmpgt_epi32_mask(end, _mm512_set1_epi32((int)i));
+        __m512 below = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + 16 * i), highest), scale);
+        __m512 weight = _mm512_maskz_mov_ps(seen, exponential(below));
+        sum = _mm512_add_ps(sum, weight);
+        _mm512_storeu_ps(scores + 16 * i, weight);
+    }
+    memset(scores + 16 * longest, 0, sizeof(float) * 16 * 32);
+    float total[16], mixed[16 * 64] __attribute__((aligned(64)));
+    _mm512_storeu_ps(total, sum);
+    const bf16 *values[32];
+    int64_t together = own ? common / 32 * 32 : longest; /* from there on each row goes its own way */
+    for (int64_t half = 0; half < d; half += 64) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t key = 0; key < together; key += 32) {
+            for (int64_t i = 0; i < 32; i++)
+                values[i] = key + i < longest ? look->values + look->slots[key + i] * look->stride + half : nothing;
+            weigh(scores + 16 * key, 0xffff, tile);
+            gather(tile, values);
+        }
+        for (int64_t r = 0; own && r < look->rows; r++) {
+            const int32_t *tail = p->tail + p->tail_start[look->first + r];
+            uint32_t mask = ((1u << share) - 1) << (r * share);
+            for (int64_t key = together; key < ends[r * share]; key += 32) {
+                for (int64_t i = 0; i < 32; i++) {
+                    int64_t place = key + i < common ? key + i : key + i < ends[r * share] ? tail[key + i - common] : -1;
+                    values[i] = place < 0 ? nothing : look->values + look->slots[place] * look->stride + half;
+                }
+                weigh(scores + 16 * key, mask, tile);
+                gather(tile, values);
+            }
+        }
+        _tile_stored(0, mixed, 256);
+        _tile_stored(1, mixed + 16, 256);
+        _tile_stored(2, mixed + 32, 256);
+        _tile_stored(3, mixed + 48, 256);
+        for (int64_t lane = 0; lane < lanes; lane++) {
+            int64_t row = look->first + lane / share, h = head * share + lane % share;
+            __m512 factor = _mm512_set1_ps(1.0f / total[lane]);
+            for (int64_t i = 0; i < 64; i += 16)
+                store(tiled(p->mixed, row, h * d + half + i, m->heads * d),
+                      _mm512_mul_ps(_mm512_load_ps(mixed + 64 * lane + i), factor));
+        }
+    }
+}
+
+static void attend_all(const Model *m, const Pass *p, const bf16 *cache, int thread, int threads) {
+    int64_t d = m->head_dim, kv = m->kv_heads, share = m->heads / kv, most = 16 / share, task = 0;
+    float *scores = p->scores + thread * p->score_size;
+    for (int64_t s = 0; s < p->segments; s++) {
+        for (int64_t row = p->first_row[s]; row < p->first_row[s + 1]; row += most) {
+            int64_t left = p->first_row[s + 1] - row;
+            for (int64_t head = 0; head < kv; head++, task++) {
+                if (task % threads != thread) continue;
+                Look look = {cache + head * d,
+                             cache + (kv + head) * d,
+                             p->keys + p->first_key[s],
+                             p->first_key[s + 1] - p->first_key[s],
+                             2 * kv * d,
+                             row,
+                             left < most ? left : most,
+                             share};
+                attend(m, p, &look, head, scores);
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+"""From C to a library in memory: compiled once for each machine, source and compiler, and kept in the cache."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from forerun.models.store import Store
+
+SECONDS = 120
+"""A compiler that takes longer hangs."""
+_log = logging.getLogger(__name__)
+
+
+def load(source: Path, flags: list[str]) -> ctypes.CDLL | None:
+    """The library, or None where it cannot be built; the log says why."""
+    compiler = _compiler()
+    if compiler is None:
+        _log.info("no C compiler was found (on Debian: apt install gcc): passes run in PyTorch")
+        return None
+    try:
+        library = _build(source, flags, compiler)
+        _share_threads()
+        return ctypes.CDLL(str(library))
+    except subprocess.CalledProcessError as error:
+        _log.warning("%s could not be compiled, passes run in PyTorch: %s", source.name, error.stderr.strip()[-500:])
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning("%s could not be built, passes run in PyTorch: %s", source.name, error)
+    return None
+
+
+def _compiler() -> str | None:
+    named = os.environ.get("CC")
+    return shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+
+
+def _build(source: Path, flags: list[str], compiler: str) -> Path:
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=True
+    ).stdout
+    recipe = "\n".join([source.read_text(), version, *flags])
+    name = f"{source.stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
+    library = Store.default().root / "native" / name
+    if library.exists():
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        compiled, linked = Path(scratch, "pass.o"), Path(scratch, "pass.so")
+        # Linked without OpenMP: the one that PyTorch brings is in memory already, and two would fight for the cores.
+        _run([compiler, *flags, "-fopenmp", "-fPIC", "-c", str(source), "-o", str(compiled)])
+        _run([compiler, "-shared", str(compiled), "-lm", "-o", str(linked)])
+        os.replace(linked, library)
+    return library
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+
+
+def _share_threads() -> None:
+    """Make the symbols of the OpenMP library that PyTorch loaded visible to ours."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if ".so" in line}
+    found = [path for path in paths if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))]
+    if not found:
+        raise OSError("PyTorch runs without OpenMP here")
+    for path in found:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)

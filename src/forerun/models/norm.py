@@ -1,0 +1,35 @@
+"""Root mean square normalisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from forerun.models.config import ModelConfig
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = config.norm_eps
+        self.offset = config.norm_offset
+        self.mirrored: Tensor | None = None
+
+    def prepare(self) -> None:
+        """On a CPU the norm would be eight small operations, while `layer_norm` is one. A row beside its negative has
+        mean zero, and as its variance the row's mean square: the first half of its `layer_norm` is the row's norm, in
+        float32 up to the last rounding."""
+        if self.weight.device.type == "cpu" and self.weight.dtype != torch.float16:
+            weight = self.offset + self.weight.data.float()
+            self.mirrored = torch.cat([weight, torch.zeros_like(weight)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mirrored is not None:
+            both = torch.cat([x, x.neg()], -1)
+            return torch.layer_norm(both, self.mirrored.shape, self.mirrored, None, self.eps)[..., : x.shape[-1]]
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        if self.offset:  # Gemma multiplies in float32, the others after rounding
+            return (wide * (self.offset + self.weight.float())).to(x.dtype)
+        return wide.to(x.dtype) * self.weight
