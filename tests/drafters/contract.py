@@ -20,9 +20,10 @@ from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.datastore import build
-from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
+from forerun.drafters.drafter import Budget, Checked, Drafter, Observation, SharesCache
 from forerun.drafters.find import make_drafter
-from tests.drafters.models import VOCABULARY, accept_some, sequence, setup, twin
+from forerun.models.cache import KVCache
+from tests.drafters.models import VOCABULARY, accept_some, read_to_roots, sequence, setup, tiny, twin
 
 REQUESTS = (
     SamplingParams(),
@@ -103,13 +104,21 @@ def check_nodes(tree: DraftTree, row: int, top: int, chosen: random.Random) -> C
 def live(drafter: Drafter, steps: int, seed: int, check: Callable[[DraftTree], None] | None = None) -> list[Any]:
     """Some requests through some steps, with luck and bad luck, pauses, ends and new ones; returns what was drafted."""
     chosen = random.Random(seed)
+    target = tiny()
+    cache = KVCache(target.new_storage(2048))
+    if isinstance(drafter, SharesCache):
+        drafter.share(cache)
     running = [sequence(number, REQUESTS[number % len(REQUESTS)]) for number in range(3)]
     born = len(running)
     told: list[Any] = []
     for _ in range(steps):
         turn = [item for item in running if chosen.random() < 0.8] or running[:1]
         budgets = [Budget(chosen.choice([0, 1, 2, 3, 5, 8, 40]), chosen.choice([0, 1, 2, 4, 8])) for _ in turn]
+        if isinstance(drafter, SharesCache):
+            read_to_roots(target, cache, turn)
         tree = drafter.draft(turn, budgets)
+        cache.check_integrity()
+        assert all(cache.slots(number)[1].numel() == 0 for number in cache.holders), "it gives back what it reserves"
         check_tree(drafter, tree, turn, budgets)
         if check is not None:
             check(tree)
@@ -126,6 +135,7 @@ def live(drafter: Drafter, steps: int, seed: int, check: Callable[[DraftTree], N
         if chosen.random() < 0.3:
             gone = running.pop(chosen.randrange(len(running)))
             drafter.forget(gone)
+            cache.free(gone.id)
             # Out of the cache for a while, or over and another in its place.
             running.append(twin(gone) if chosen.random() < 0.5 else sequence(born, REQUESTS[born % len(REQUESTS)]))
             born += 1

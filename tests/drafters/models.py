@@ -14,6 +14,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.find import Setup
 from forerun.models.batch import Batch, Segment
+from forerun.models.cache import KVCache
 from forerun.models.config import Layer, ModelConfig
 from forerun.models.target import TargetModel
 from forerun.models.transformer import Transformer
@@ -89,6 +90,19 @@ def slow_law(model: Transformer, text: Sequence, path: list[int], params: Sampli
     drafted = torch.tensor([path or [-1]])
     context = Context.of([text.prompt], [text.output], vocabulary, torch.zeros(1, dtype=torch.int64), drafted)
     return law(fitted, LawSettings.of([params]), context)[0]
+
+
+def read_to_roots(model: Transformer, cache: KVCache, texts: Iterable[Sequence]) -> None:
+    """What an engine has done before it asks for drafts: all of a text but its root is in the target's cache."""
+    for text in texts:
+        read = cache.committed(text.id)
+        rows = text.position - read
+        if rows:
+            cache.reserve(text.id, rows)
+            tokens, positions = torch.tensor(text.tokens[read:-1]), torch.arange(read, text.position)
+            segment = Segment(text.id, tokens, positions, None, *cache.slots(text.id), 0)
+            model.forward_rows(Batch.pack([segment]), cache.storage)
+            cache.commit({text.id: range(rows)})
 
 
 def paths_of(tree: DraftTree, row: int) -> list[tuple[int, ...]]:

@@ -15,7 +15,7 @@ from tests.drafters.models import setup
 
 def test_the_folder_is_the_list() -> None:
     assert {"none", "ngram", "draft_model"} <= set(names())
-    assert not {"drafter", "find", "tree_spec", "run_ahead"} & set(names())
+    assert not {"drafter", "find", "tree_spec", "run_ahead", "layer_choice"} & set(names())
 
 
 @pytest.mark.parametrize("name", names())

@@ -33,7 +33,7 @@ AMPLE = Budget(256, 64)
 
 
 def drafter_of(tree: str, model: Transformer | None = None, slots: int = 2048) -> DraftModel:
-    return DraftModel(model or tiny(1), TreeSpec.parse(tree), VOCABULARY, slots)
+    return DraftModel(RunAhead(model or tiny(1), slots), TreeSpec.parse(tree), VOCABULARY)
 
 
 def compare(drafter: DraftModel, tree: DraftTree, texts: list[Sequence], budgets: list[Budget]) -> None:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 import forerun
 from forerun.cli.bench import bench
+from forerun.cli.calibrate import calibrate
 from forerun.cli.chat import chat
 from forerun.cli.datastore import datastore
 from forerun.cli.demo import demo
@@ -37,12 +38,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# A new command is one line here; its docstring is its help. `models` and `datastore` have commands of their own.
+# A new command is one line here; its docstring is its help. `models`, `datastore` and `calibrate` have their own.
 app.command()(generate)
 app.command()(chat)
 app.command()(bench)
 app.add_typer(models, name="models")
 app.add_typer(datastore, name="datastore")
+app.add_typer(calibrate, name="calibrate")
 app.command()(simulate)
 app.command()(plan)
 app.command()(rules)

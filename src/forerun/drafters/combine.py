@@ -24,10 +24,11 @@ import torch
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
-from forerun.drafters.drafter import Budget, Drafter, Observation
+from forerun.drafters.drafter import Budget, Drafter, Observation, SharesCache
 from forerun.drafters.find import Setup, make_drafter, read_options
 from forerun.drafters.none import roots_only
 from forerun.drafters.suffix_tree import plant
+from forerun.models.cache import KVCache
 
 DEPTHS, RANKS = 16, 8
 """Nodes that are deeper, or have more elder siblings, count as the last of these."""
@@ -221,6 +222,11 @@ class Combine:
         self.branches = self.merges or first.branches or second.branches
         self.layers = tuple(sorted({*first.layers, *second.layers}))
         self.top = max(first.top, second.top)
+
+    def share(self, cache: KVCache) -> None:
+        for part in (self.first, self.second):
+            if isinstance(part.drafter, SharesCache):
+                part.drafter.share(cache)
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         choices = [[proposal] for proposal in self.first.propose(sequences, budgets)]

@@ -32,9 +32,8 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.none import roots_only
-from forerun.drafters.run_ahead import Rows, Run, RunAhead
+from forerun.drafters.run_ahead import Ahead, Rows, Run, RunAhead
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.models.target import TargetModel
 from forerun.trees.dynamic import Frontier, expand_and_rerank
 
 
@@ -58,7 +57,7 @@ def make(options: Options, setup: Setup) -> Drafter:
         raise ValueError(
             f"the draft model {options.model} cannot read the tree {options.tree}: ask for a chain, such as tree=4"
         )
-    return DraftModel(model, spec, setup.target.vocab_size, setup.slots)
+    return DraftModel(RunAhead(model, setup.slots), spec, setup.target.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -102,15 +101,15 @@ class DraftModel:
     layers: tuple[int, ...] = ()
     top: int = 0
 
-    def __init__(self, model: TargetModel, spec: TreeSpec, vocabulary: int, slots: int) -> None:
+    def __init__(self, ahead: Ahead, spec: TreeSpec, vocabulary: int) -> None:
         """`vocabulary` is the target's."""
         self.spec = spec
         self.drawing = spec.drawing
         self.branches = spec.branches
         self.vocabulary = vocabulary
-        self.ahead = RunAhead(model, slots)
-        self.history = History(vocabulary, model.device)
-        self._device = model.device
+        self.ahead = ahead
+        self.history = History(vocabulary, ahead.model.device)
+        self._device = ahead.model.device
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         reach = self.ahead.model.context_length

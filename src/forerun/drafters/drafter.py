@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.models.cache import KVCache
 
 
 @dataclass(frozen=True)
@@ -85,4 +86,14 @@ class Drafter(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence is over, or out of the cache for a while."""
+        ...
+
+
+@runtime_checkable
+class SharesCache(Protocol):
+    """A drafter that works in the target's own key/value cache. What it reserves there while it drafts it gives back
+    before `draft` returns; committed rows it reads and never changes."""
+
+    def share(self, cache: KVCache) -> None:
+        """Told once, before the first draft."""
         ...

@@ -12,7 +12,19 @@ import forerun.drafters
 from forerun.drafters.drafter import Drafter
 from forerun.models.target import TargetModel
 
-HELPERS = frozenset({"datastore", "drafter", "find", "run_ahead", "suffix_tree", "tree_spec"})
+HELPERS = frozenset(
+    {
+        "datastore",
+        "draft_length",
+        "drafter",
+        "find",
+        "layer_choice",
+        "layer_search",
+        "run_ahead",
+        "suffix_tree",
+        "tree_spec",
+    }
+)
 """Modules of this package that are not drafters. Every other one defines `Options` and `make`."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +45,23 @@ class Rows:
         return cls(counts, index[0], index[1], logits)
 
 
+class Ahead(Protocol):
+    """Where the runs of a drafter come from."""
+
+    @property
+    def model(self) -> TargetModel: ...
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> Run:
+        """A run of a batch. `wanted` are the rows that each tree will take below its root; None sits out. Where the
+        cache is full a sequence sits out as well."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None: ...
+
+
 class RunAhead:
     def __init__(self, model: TargetModel, slots: int) -> None:
         start = model.begin(NOBODY, [0, 0])
@@ -57,8 +75,6 @@ class RunAhead:
         self._dropped: set[int] = set()
 
     def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> Run:
-        """A run of a batch. `wanted` are the rows that each tree will take below its root; None sits out. Where the
-        cache is full a sequence sits out as well."""
         asked = [sequence for sequence, rows in zip(sequences, wanted, strict=True) if rows is not None]
         self._settle(asked)
         room = self._room(sequences, wanted)

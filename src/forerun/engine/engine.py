@@ -19,7 +19,7 @@ from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence, never
 from forerun.core.step_record import SequenceRecord, StepRecord
 from forerun.core.tree import DraftTree
-from forerun.drafters.drafter import Checked, Drafter, Observation
+from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
 from forerun.engine.judge import Decision, judge, laws
 from forerun.engine.packing import Packed, pack
 from forerun.engine.request import Job, Request, TokenLogprob, Update
@@ -57,6 +57,8 @@ class Engine:
             raise ValueError("this target checks chains only: choose a drafter or a --tree that does not branch")
         self.target, self.drafter, self.rule, self.trace = target, drafter, rule, trace
         self.cache = KVCache(target.new_storage(slots))
+        if isinstance(drafter, SharesCache):
+            drafter.share(self.cache)
         self.scheduler = Scheduler(self.cache, max_batch=max_batch, max_rows=max_rows, max_nodes=MAX_NODES)
         self.statistics = Statistics()
         self.history = History(target.vocab_size, target.device)

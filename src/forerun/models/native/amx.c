@@ -65,6 +65,7 @@ static inline int64_t share_of(int64_t pairs, int thread, int threads) { return 
  * fetched: the next pair of tiles, or at last its share of `next`, the matrix after this one. */
 static void product(const bf16 *x, int64_t rows, int64_t in, const bf16 *matrix, int64_t pairs, const bf16 *next,
                     int thread, int threads, Use how, const float *bias, int64_t width, void *out) {
+    if (!rows) return;
     float tiles[4][256] __attribute__((aligned(64)));
     int64_t steps = in / 32, blocks = (rows + 31) / 32, lines = (32 + blocks - 1) / blocks;
     int64_t last = share_of(pairs, thread + 1, threads);
