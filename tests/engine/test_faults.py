@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from forerun.core.law import Context
 from forerun.core.noise import StepNoise
@@ -16,6 +15,7 @@ from forerun.core.tree import DraftTree
 from forerun.engine import engine as engine_module
 from forerun.engine import judge as judge_module
 from forerun.engine.engine import Engine
+from forerun.engine.laws import SettingsMemo
 from forerun.engine.packing import Packed, pack
 from forerun.engine.scheduler import Turn
 from forerun.models.batch import Segment
@@ -99,13 +99,8 @@ def no_cut(patch: pytest.MonkeyPatch) -> None:
 
 def settings_of_the_neighbour(patch: pytest.MonkeyPatch) -> None:
     """Rows take the sampling settings of another request of the batch."""
-    node_rows = Packed.node_rows
-
-    def spoiled(self: Packed) -> tuple[Tensor, Tensor]:
-        owner, node = node_rows(self)
-        return (owner + 1) % len(self.nodes), node
-
-    patch.setattr(Packed, "node_rows", spoiled)
+    of = SettingsMemo.of
+    patch.setattr(SettingsMemo, "of", lambda self, jobs, device: of(self, [*jobs[1:], jobs[0]], device))
 
 
 def noise_of_the_step(patch: pytest.MonkeyPatch) -> None:

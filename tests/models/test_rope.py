@@ -52,6 +52,8 @@ def test_positions_beyond_the_first_context(kind: str, dtype: torch.dtype) -> No
     positions = torch.arange(0, 2048, 13)
     cos, sin = angles(rope, 16, positions, dtype)
     assert torch.equal(sin[..., :8], -sin[..., 8:])
-    for ours, expected in zip((cos[..., 8:], sin[..., 8:]), embedding(torch.ones(1, dtype=dtype), positions[None]), strict=True):
+    for ours, expected in zip(
+        (cos[..., 8:], sin[..., 8:]), embedding(torch.ones(1, dtype=dtype), positions[None]), strict=True
+    ):
         tolerance = 2e-3 if dtype == torch.float32 else 1e-2  # one step of bfloat16 just below 1
         assert (ours[:, 0].float() - expected[0, :, :8].float()).abs().max() < tolerance

@@ -7,6 +7,7 @@ settings, and its penalties see its own context, the committed text and the draf
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.core import exact
+from forerun.core.largest import above
 from forerun.core.params import SamplingParams
 
 
@@ -41,6 +43,7 @@ class LawSettings:
     truncates_mass: bool  # some row has top_p < 1
     truncates_ratio: bool  # some row has min_p > 0
     all_greedy: bool
+    some_greedy: bool
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> LawSettings:
@@ -72,6 +75,7 @@ class LawSettings:
             truncates_mass=any(row.top_p < 1 for row in params),
             truncates_ratio=any(row.min_p > 0 for row in params),
             all_greedy=all(row.greedy for row in params),
+            some_greedy=any(row.greedy for row in params),
         )
 
     def take(self, rows: Tensor) -> LawSettings:
@@ -129,7 +133,8 @@ def law(logits: Tensor, settings: LawSettings, context: Context | None = None, m
     """
     _refuse_misfits(logits, settings, context, mask)
     scores = _scores(logits, settings, context, mask)
-    best, choice = scores.max(-1, keepdim=True)
+    choice = exact.argmax(scores)[:, None]
+    best = scores.gather(1, choice)
     _refuse_bad_rows(logits, best, mask)
     if settings.all_greedy:
         return torch.zeros_like(scores).scatter_(1, choice, 1.0)
@@ -147,6 +152,8 @@ def law(logits: Tensor, settings: LawSettings, context: Context | None = None, m
         # Softmax again instead of dividing by a sum: it is the same for a row in any batch, and rows that keep
         # all their tokens keep their bits.
         p = torch.softmax(scores.masked_fill(p < _threshold(p, settings), -torch.inf), -1)
+    if not settings.some_greedy:
+        return p
     one_hot = torch.zeros_like(p).scatter_(1, choice, 1.0)
     return torch.where(greedy, one_hot, p)
 
@@ -205,6 +212,8 @@ def _scores(logits: Tensor, settings: LawSettings, context: Context | None, mask
 
 def _refuse_bad_rows(logits: Tensor, best: Tensor, mask: Tensor | None) -> None:
     """A NaN makes the row's maximum NaN, so R numbers tell about all of them."""
+    if math.isfinite(float(best.sum())):  # of finite numbers that are far from the largest there are
+        return
     good = torch.isfinite(best[:, 0])
     if bool(good.all()):
         return
@@ -236,31 +245,36 @@ def _threshold(p: Tensor, settings: LawSettings) -> Tensor:
     """
     threshold = torch.zeros_like(p[:, :1])
     if settings.truncates_mass:
-        threshold = torch.where(settings.top_p < 1, _mass_threshold(p, settings.top_p), threshold)
+        threshold = _mass_threshold(p, settings.top_p).masked_fill_(settings.top_p >= 1, 0)
     if settings.truncates_ratio:
         by_ratio = settings.min_p.to(p.dtype) * p.max(-1, keepdim=True).values
         threshold = torch.maximum(threshold, by_ratio)
     return threshold
 
 
-_HEAD = 512
-"""On a CPU so many of the most likely tokens are looked at before all of them are sorted."""
-
-
 def _mass_threshold(p: Tensor, top_p: Tensor) -> Tensor:
     """[R, 1] the probability of the token at which the most likely ones first hold `top_p` of the mass.
 
-    Mass is counted in integers, so a sum over the head and a sum over all tokens are the same number, and a row gets
+    Mass is counted in integers, so a sum over some of the tokens and a sum over all are the same number, and a row gets
     the same threshold from either.
     """
     wanted = top_p * exact.fixed(p).sum(-1, keepdim=True).to(torch.float64)
-    if p.device.type == "cpu" and p.shape[1] > 8 * _HEAD:  # elsewhere asking whether it suffices would stall
-        descending = p.topk(_HEAD, -1).values
-        cumulative = exact.fixed(descending).cumsum(-1).to(torch.float64)
-        if bool(((cumulative[:, -1:] >= wanted) | (top_p >= 1)).all()):
-            return _reached(descending, cumulative, wanted)
-    descending = p.sort(-1, descending=True).values
+    descending = p
+    if p.device.type == "cpu" and p.shape[0]:  # elsewhere asking for their number would stall
+        descending = _likely(p, top_p)
+    descending = descending.sort(-1, descending=True).values
     return _reached(descending, exact.fixed(descending).cumsum(-1).to(torch.float64), wanted)
+
+
+def _likely(p: Tensor, top_p: Tensor) -> Tensor:
+    """[R, K] the tokens of each row that can matter to `top_p`, padded with 0. Those below (1 − top_p) / 2V hold less
+    than half of what top_p leaves out, all together."""
+    least = (1 - top_p).clamp_min(0) / (2 * p.shape[1])
+    row, token = above(p, least.to(p.dtype))
+    counts = torch.bincount(row, minlength=p.shape[0])
+    table = p.new_zeros(p.shape[0], int(counts.max()))
+    table[row, torch.arange(row.shape[0]) - (counts.cumsum(0) - counts)[row]] = p[row, token]
+    return table
 
 
 def _reached(descending: Tensor, cumulative: Tensor, wanted: Tensor) -> Tensor:

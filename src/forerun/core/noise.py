@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from forerun.core import exact
+from forerun.core.largest import above
 
 
 class Purpose(IntEnum):
@@ -93,16 +94,16 @@ def first_arrival(p: Tensor, key: Tensor) -> Tensor:
         return exact.argmax(p / exponential(key[:, None], tokens))
     if not p.shape[0]:
         return key
-    possible = p > 0
-    if 8 * int(possible.sum()) > possible.numel():
+    row, token = above(p, torch.zeros_like(p[:, :1]))
+    if 8 * row.shape[0] > p.numel():
         few = torch.cat([tokens[:: max(1, p.shape[1] // 256)].expand(p.shape[0], -1), exact.argmax(p)[:, None]], 1)
         t = (exponential(key[:, None], few) / p.gather(1, few)).amin(1, keepdim=True)  # [C, 1] float64
         late = _bits(key[:, None], tokens).neg_().add_((1 << 52) - 1).to(p.dtype)  # (1 − U) · 2^52, rounded down
         possible = late <= p * (t * (2.0**52 * 1.001)).to(p.dtype)  # the thousandth covers the rounding
-    row, token = possible.nonzero(as_tuple=True)
+        row, token = possible.nonzero(as_tuple=True)
     scores = p[row, token] / exponential(key[row], token)
     # Into one short row each, in the order of tokens: the first of equals wins, as in argmax.
-    counts = possible.sum(1)
+    counts = torch.bincount(row, minlength=p.shape[0])
     start = counts.cumsum(0) - counts
     slot = torch.arange(row.shape[0]) - start[row]
     table = scores.new_zeros(p.shape[0], int(counts.max()))

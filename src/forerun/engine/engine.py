@@ -20,7 +20,8 @@ from forerun.core.sequence import Sequence, never
 from forerun.core.step_record import SequenceRecord, StepRecord
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
-from forerun.engine.judge import Decision, judge, laws
+from forerun.engine.judge import Decision, judge
+from forerun.engine.laws import SettingsMemo, StepLaws
 from forerun.engine.packing import Packed, pack
 from forerun.engine.request import Job, Request, TokenLogprob, Update
 from forerun.engine.scheduler import Scheduler, Turn
@@ -62,6 +63,7 @@ class Engine:
         self.scheduler = Scheduler(self.cache, max_batch=max_batch, max_rows=max_rows, max_nodes=MAX_NODES)
         self.statistics = Statistics()
         self.history = History(target.vocab_size, target.device)
+        self._settings = SettingsMemo()
         self._jobs: dict[int, list[Job]] = {}
         self._cancelled: list[Update] = []
         self._sequences = 0
@@ -126,7 +128,9 @@ class Engine:
             with clock.phase("verify"):
                 decisions: list[Decision] = []
                 if tree is not None:
-                    decisions = judge(tree, laws(output.logits, jobs, tree, packed, self.history), jobs)
+                    settings = self._settings.of(jobs, self.target.device)
+                    laws = StepLaws(output.logits, jobs, tree, packed, self.history, settings)
+                    decisions = judge(tree, output, jobs, packed, laws)
         except BaseException:
             self.cache.abandon()  # texts and cache are as they were before the step
             raise
@@ -249,7 +253,7 @@ class Engine:
             seen = None
             if turn.budget is not None:
                 seen = None if checked is None else checked[deciding]
-                decision, nodes = decisions[deciding], packed.nodes[deciding].tolist()
+                decision, nodes = decisions[deciding], packed.nodes[deciding]
                 places = {node: row for row, node in enumerate(nodes)}
                 path = [0, *(places[node] for node in decision.path)]
                 rows += [turn.chain + row for row in path]
@@ -283,11 +287,9 @@ class Engine:
         _, top = largest(output.logits, self.drafter.top)
         result = []
         start = 0
-        for b, nodes in enumerate(packed.nodes):
-            places = {node: row for row, node in enumerate(nodes.tolist())} | {-1: -1}
-            parents = [places[parent] for parent in tree.parents[b, nodes].tolist()]
-            result.append(Checked(tree.tokens[b, nodes].tolist(), parents, top[start : start + len(places) - 1]))
-            start += len(places) - 1
+        for tokens, parents in zip(packed.tokens, packed.parents, strict=True):
+            result.append(Checked(tokens, parents, top[start : start + len(tokens)]))
+            start += len(tokens)
         return result
 
     def _end(self, job: Job) -> None:
@@ -329,10 +331,8 @@ class Engine:
             parents: list[int] = []
             accepted: list[int] = []
             if turn.budget is not None and tree is not None:
-                nodes = packed.nodes[deciding].tolist()
-                places = {node: row for row, node in enumerate(nodes)} | {-1: -1}
-                tokens = tree.tokens[deciding, packed.nodes[deciding]].tolist()
-                parents = [places[node] for node in tree.parents[deciding, packed.nodes[deciding]].tolist()]
+                places = {node: row for row, node in enumerate(packed.nodes[deciding])}
+                tokens, parents = packed.tokens[deciding], packed.parents[deciding]
                 accepted = [places[node] for node in decisions[deciding].path]
                 deciding += 1
             update = updates.get(place)

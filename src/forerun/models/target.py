@@ -18,6 +18,9 @@ class Output:
     logits: Tensor  # [W, V] of the wanted rows
     features: dict[int, Tensor] = field(default_factory=dict)
     """[R, H] for each asked-for layer: the hidden states after that many layers, before the final norm."""
+    likeliest: Tensor | None = None
+    """[W] the token of each row's largest logit, the first of equals, where the pass finds it on the way; -1 where the
+    logits are not all numbers."""
 
 
 class TargetModel(Protocol):

@@ -220,7 +220,7 @@ class Transformer(nn.Module):
         if self.config.embedding_scale != 1:
             x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)  # rounded, as the family does
         if self.amx is not None:
-            return Output(*self.amx.forward(x, batch, storage, layers, only))
+            return self.amx.forward(x, batch, storage, layers, only)
         features: dict[int, Tensor] = {}
         shared = self._shared(batch, storage)
         for index, layer in enumerate(self.model.layers):

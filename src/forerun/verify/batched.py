@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,18 +18,40 @@ from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
 
 
-def rows(table: Tensor, index: Tensor, sequences: Tensor | None = None) -> Tensor:
+class LawTable(Protocol):
+    """p [B, N, V] whose rows are made when they are asked for. Most rules look at the nodes of one path only."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def rows(self, sequences: Tensor, nodes: Tensor) -> Tensor:
+        """p[b, n] for b in `sequences` [C] and n in `nodes` [C] → [C, V]; a copy."""
+        ...
+
+    def entries(self, nodes: Tensor, tokens: Tensor) -> Tensor:
+        """p[b, n, x] for every sequence b; nodes and tokens [B] or [B, K]."""
+        ...
+
+
+def rows(table: Tensor | LawTable, index: Tensor, sequences: Tensor | None = None) -> Tensor:
     """table [B, N, ...] at one index for each of `sequences` [C] (all of them by default) → [C, ...]; a copy.
 
     Selecting from a flat view copies whole rows: less than half the time of indexing with two tensors (docs/log.md).
     """
     if sequences is None:
         sequences = torch.arange(table.shape[0], device=table.device)
+    if not isinstance(table, Tensor):
+        return table.rows(sequences, index)
     return table.flatten(0, 1).index_select(0, sequences * table.shape[1] + index)
 
 
-def entries(p: Tensor, index: Tensor, tokens: Tensor) -> Tensor:
+def entries(p: Tensor | LawTable, index: Tensor, tokens: Tensor) -> Tensor:
     """Single probabilities p[b, index, token] in float64; index and tokens [B] or [B, K]."""
+    if not isinstance(p, Tensor):
+        return p.entries(index, tokens).to(torch.float64)
     batch, size, vocabulary = p.shape
     start = torch.arange(batch, device=p.device) * (size * vocabulary)
     flat = start.view(-1, *[1] * (index.dim() - 1)) + index * vocabulary + tokens
@@ -108,3 +131,14 @@ def follow(tree: DraftTree, choose: Callable[[Tensor, Tensor, Tensor], Tensor]) 
         child = children.gather(1, match.to(torch.uint8).argmax(-1, keepdim=True)).squeeze(1)
         walk.move(walk.active, child)
     return walk.verdict(token)
+
+
+def follow_choice(
+    choose: Callable[[Tensor, Any, Tensor], Tensor], tree: DraftTree, p: Tensor | LawTable, noise: Any
+) -> Verdict:
+    """`follow` with tokens that `choose` draws from the laws alone."""
+
+    def chosen(sequences: Tensor, nodes: Tensor, depths: Tensor) -> Tensor:
+        return choose(rows(p, nodes, sequences), noise.take(sequences), depths)
+
+    return follow(tree, chosen)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from torch import Tensor
 
 from forerun.core import exact
-from forerun.core.tree import DraftTree
-from forerun.core.verdict import Verdict
 from forerun.verify import batched, plain
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row
 from forerun.verify.rule import ANY_DRAWING, BatchNoise, VerificationRule
@@ -17,8 +17,8 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
     return plain.follow(tree, lambda node, depth: int(np.argmax(p[node])))
 
 
-def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
-    return batched.follow(tree, lambda sequences, nodes, depths: exact.argmax(batched.rows(p, nodes, sequences)))
+def choose(p: Tensor, noise: BatchNoise, depths: Tensor) -> Tensor:
+    return exact.argmax(p)
 
 
 RULE = VerificationRule(
@@ -26,6 +26,8 @@ RULE = VerificationRule(
     summary="follow the target's most likely token",
     drawings=ANY_DRAWING,
     reference=reference,
-    batched=verify,
+    batched=partial(batched.follow_choice, choose),
+    choose=choose,
+    looks_along_the_path=True,
     greedy_only=True,
 )

@@ -7,11 +7,11 @@ the verdict has the same bits on every device.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from torch import Tensor
 
-from forerun.core.tree import DraftTree
-from forerun.core.verdict import Verdict
 from forerun.verify import batched, plain
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row
 from forerun.verify.rule import ANY_DRAWING, BatchNoise, VerificationRule
@@ -21,11 +21,8 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
     return plain.follow(tree, lambda node, depth: int(np.argmax(p[node] / noise.race(depth))))
 
 
-def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
-    def choose(sequences: Tensor, nodes: Tensor, depths: Tensor) -> Tensor:
-        return noise.take(sequences).first_arrival(batched.rows(p, nodes, sequences), depths)
-
-    return batched.follow(tree, choose)
+def choose(p: Tensor, noise: BatchNoise, depths: Tensor) -> Tensor:
+    return noise.first_arrival(p, depths)
 
 
 RULE = VerificationRule(
@@ -33,5 +30,7 @@ RULE = VerificationRule(
     summary="the token that plain sampling takes with the same seed",
     drawings=ANY_DRAWING,
     reference=reference,
-    batched=verify,
+    batched=partial(batched.follow_choice, choose),
+    choose=choose,
+    looks_along_the_path=True,
 )

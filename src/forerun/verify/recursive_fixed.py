@@ -15,7 +15,7 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
-from forerun.verify.batched import drop_elder, elder_draws, entries, rows, where
+from forerun.verify.batched import LawTable, drop_elder, elder_draws, entries, rows, where
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row, draw, mass
 from forerun.verify.rejection import Trial, reject_down
 from forerun.verify.rule import ANY_DRAWING, BatchNoise, VerificationRule
@@ -46,7 +46,7 @@ class _FixedRemainder:
     """p without the refused children of the node; `scale` is what it holds. The row is written at the end."""
 
     tree: DraftTree
-    p: Tensor  # [B, N, V]
+    p: Tensor | LawTable  # [B, N, V]
     scale: Tensor  # [B] float64
 
     def _left(self, trial: Trial) -> Tensor:
@@ -77,7 +77,7 @@ class _FixedRemainder:
         return left
 
 
-def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
+def verify(tree: DraftTree, p: Tensor | LawTable, noise: BatchNoise) -> Verdict:
     one = torch.ones(tree.batch, dtype=torch.float64, device=p.device)
     return reject_down(tree, _FixedRemainder(tree, p, one), noise)
 
@@ -88,4 +88,5 @@ RULE = VerificationRule(
     drawings=ANY_DRAWING,
     reference=reference,
     batched=verify,
+    looks_along_the_path=True,
 )

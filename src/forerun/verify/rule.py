@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ import forerun.verify
 from forerun.core.drawing import Drawing
 from forerun.core.tree import DraftTree
 from forerun.core.verdict import Verdict
+from forerun.verify.batched import LawTable
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row
 
 ANY_DRAWING = frozenset(Drawing)
@@ -33,6 +34,10 @@ class BatchNoise(Protocol):
     def take(self, sequences: Tensor) -> BatchNoise: ...
 
 
+Choose = Callable[[Tensor, BatchNoise, Tensor], Tensor]
+"""From p [C, V], the noise of C sequences and the depths [C] of the nodes that p follows: the tokens [C]."""
+
+
 @dataclass(frozen=True)
 class VerificationRule:
     """`reference` judges one sequence and reads like the paper; `batched` judges a batch on its device. Both give
@@ -43,15 +48,20 @@ class VerificationRule:
     drawings: frozenset[Drawing]
     """The drawings under which the output has the target's law (for a lossy rule: those it accepts)."""
     reference: Callable[[PlainTree, list[Row], PlainNoise], PlainVerdict]
-    batched: Callable[[DraftTree, Tensor, BatchNoise], Verdict]
+    batched: Callable[[DraftTree, Any, BatchNoise], Verdict]
     lossless: bool = True
     chain_only: bool = False
     greedy_only: bool = False
     """Only at temperature 0."""
+    choose: Choose | None = None
+    """Where a rule draws the target's token without a look at the drafts, and follows the draft that equals it: how it
+    draws."""
+    looks_along_the_path: bool = False
+    """Needs the laws of the nodes it walks over only, and takes a `LawTable` for p."""
 
-    def verify(self, tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
+    def verify(self, tree: DraftTree, p: Tensor | LawTable, noise: BatchNoise) -> Verdict:
         """p [B, N, V] are the target's laws, one after the path to each node of the tree."""
-        if p.dim() != 3 or p.shape[:2] != tree.tokens.shape:
+        if len(p.shape) != 3 or p.shape[:2] != tree.tokens.shape:
             raise ValueError(
                 f"p {tuple(p.shape)} does not fit a tree of {tuple(tree.tokens.shape)}: it must be [B, N, V]"
             )

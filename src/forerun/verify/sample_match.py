@@ -5,11 +5,11 @@ The drafts play no part in the draw, so any drafts will do; nothing is gained fr
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from forerun.core import exact
-from forerun.core.tree import DraftTree
-from forerun.core.verdict import Verdict
 from forerun.verify import batched, plain
 from forerun.verify.plain import PlainNoise, PlainTree, PlainVerdict, Row
 from forerun.verify.rule import ANY_DRAWING, BatchNoise, VerificationRule
@@ -19,11 +19,8 @@ def reference(tree: PlainTree, p: list[Row], noise: PlainNoise) -> PlainVerdict:
     return plain.follow(tree, lambda node, depth: plain.draw(p[node], noise.final(depth)))
 
 
-def verify(tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
-    def choose(sequences: Tensor, nodes: Tensor, depths: Tensor) -> Tensor:
-        return exact.draw(batched.rows(p, nodes, sequences), noise.take(sequences).final(depths))
-
-    return batched.follow(tree, choose)
+def choose(p: Tensor, noise: BatchNoise, depths: Tensor) -> Tensor:
+    return exact.draw(p, noise.final(depths))
 
 
 RULE = VerificationRule(
@@ -31,5 +28,7 @@ RULE = VerificationRule(
     summary="draw from p, follow the draft that equals the draw",
     drawings=ANY_DRAWING,
     reference=reference,
-    batched=verify,
+    batched=partial(batched.follow_choice, choose),
+    choose=choose,
+    looks_along_the_path=True,
 )

@@ -30,6 +30,17 @@ static void norm_row(const bf16 *x, const float *weight, int64_t size, double ep
 /* What becomes of a product: 32 outputs of up to 16 rows, as two tiles of 16. */
 typedef enum { KEEP, ADD, GATE, LOGITS } Use;
 
+/* The first of the 32 logits from `token` on that is larger than all before them. NaN stays. */
+static inline void remember(__m512 a, __m512 b, int64_t token, float *highest, int64_t *likeliest) {
+    float best = _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+    if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q)) *highest = NAN;
+    if (!(best > *highest)) return;
+    __mmask16 left = _mm512_cmpeq_ps_mask(a, _mm512_set1_ps(best));
+    __mmask16 right = _mm512_cmpeq_ps_mask(b, _mm512_set1_ps(best));
+    *highest = best;
+    *likeliest = token + (left ? __builtin_ctz(left) : 16 + __builtin_ctz(right));
+}
+
 static void use(Use how, const float *left, const float *right, int64_t rows, int64_t row, int64_t pair, int64_t width,
                 const float *bias, void *out) {
     for (int64_t r = 0; r < rows; r++) {
@@ -51,9 +62,12 @@ static void use(Use how, const float *left, const float *right, int64_t rows, in
             __m512 silu = _mm512_div_ps(a, _mm512_add_ps(one, exponential(negative)));
             store(tiled(out, row + r, 16 * pair, width), _mm512_mul_ps(silu, b));
         } else {
-            bf16 *place = (bf16 *)out + (row + r) * width + 32 * pair;
+            const Pass *pass = out;
+            bf16 *place = pass->logits + (row + r) * width + 32 * pair;
             store(place, a);
             store(place + 16, b);
+            int64_t mine = omp_get_thread_num() * pass->wanted + row + r;
+            remember(wide(place), wide(place + 16), 32 * pair, pass->highest + mine, pass->likeliest + mine);
         }
     }
 }
@@ -171,6 +185,7 @@ void forerun_pass(const Model *m, const Pass *p) {
             shapes.bytes[i] = 64;
             shapes.rows[i] = 16;
         }
+        WRITTEN();
         _tile_loadconfig(&shapes);
         for (int64_t l = 0; l <= m->layers; l++) {
             if (p->features[l] && thread == 0) memcpy(p->features[l], p->x, sizeof(bf16) * p->rows * m->hidden);
@@ -203,7 +218,7 @@ void forerun_pass(const Model *m, const Pass *p) {
             norm_row(p->x + p->wanted_rows[w] * m->hidden, m->norm, m->hidden, m->eps, p->normed, w);
 #pragma omp barrier
         product(p->normed, p->wanted, m->hidden, m->head, m->vocabulary / 32,
-                begin(m->layer[0].qkv, width, m->hidden, SHARE), SHARE, LOGITS, NULL, m->vocabulary, p->logits);
+                begin(m->layer[0].qkv, width, m->hidden, SHARE), SHARE, LOGITS, NULL, m->vocabulary, (void *)p);
         _tile_release();
     }
 }

@@ -22,6 +22,7 @@ from forerun.models.config import ModelConfig, Rope
 from forerun.models.native import build
 from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
+from forerun.models.target import Output
 
 FLAGS = ["-O3", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")), "-mamx-tile", "-mamx-bf16"]
 LANES = 16
@@ -49,8 +50,8 @@ Model = _structure(
 Pass = _structure(
     "Pass",
     "rows, segments, wanted, slots, threads, *x, *cosine, *sine, *cache, *row_slots, *first_row, *first_key, *keys, "
-    "*prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *normed, *queries, *mixed, *act, *qkv, "
-    "*scores, score_size",
+    "*prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *highest, *likeliest, *normed, *queries, "
+    "*mixed, *act, *qkv, *scores, score_size",
 )
 
 
@@ -152,9 +153,8 @@ class AmxPass:
 
     def forward(
         self, x: Tensor, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """x [R, H], the embeddings, becomes the hidden states behind the last layer. The logits of the wanted rows, and
-        the hidden states before each layer that is asked for."""
+    ) -> Output:
+        """x [R, H], the embeddings, becomes the hidden states behind the last layer."""
         assert storage.whole is not None, "the storage was not made by this model"
         config = self.config
         rows = x.shape[0]
@@ -171,6 +171,8 @@ class AmxPass:
         height = -(-rows // TILE_ROWS) * TILE_ROWS
         heads, width = config.heads * config.head_dim, (config.heads + 2 * config.kv_heads) * config.head_dim
         scratch = [x.new_empty(height, size) for size in (config.hidden_size, heads, heads, config.intermediate_size)]
+        highest = torch.full((threads, wanted.shape[0]), -torch.inf)
+        likeliest = torch.full((threads, wanted.shape[0]), -1)
         qkv = torch.empty(height, width)
         scores = torch.empty(threads, score_size)
         self.run(
@@ -182,12 +184,17 @@ class AmxPass:
                     *(batch.slots.data_ptr(), seen.first_row.data_ptr(), seen.first_key.data_ptr()),
                     *(seen.keys.data_ptr(), seen.prefix.data_ptr(), seen.tail_start.data_ptr(), seen.tail.data_ptr()),
                     *(wanted.data_ptr(), ctypes.addressof(active), ctypes.addressof(places)),
-                    *(logits.data_ptr(), *(part.data_ptr() for part in scratch)),
+                    *(
+                        logits.data_ptr(),
+                        highest.data_ptr(),
+                        likeliest.data_ptr(),
+                        *(part.data_ptr() for part in scratch),
+                    ),
                     *(qkv.data_ptr(), scores.data_ptr(), score_size),
                 )
             ),
         )
-        return logits, features
+        return Output(logits, features, _first(highest, likeliest))
 
     def _keep(self, vector: Tensor) -> int:
         vector = vector.contiguous()
@@ -249,6 +256,13 @@ def _path(segment: Segment) -> tuple[Tensor, Tensor, Tensor]:
     everyone = int(visible.all(0).long().cumprod(0).sum())
     rest = visible[:, everyone:]
     return torch.full((rows,), everyone), rest.sum(1), rest.nonzero()[:, 1] + everyone
+
+
+def _first(highest: Tensor, likeliest: Tensor) -> Tensor:
+    """The best of what the threads found, [threads, W]. They share the tokens in order, so the first of equals is the
+    earlier thread's."""
+    best, thread = highest.max(0)
+    return torch.where(best.isfinite(), likeliest.gather(0, thread[None])[0], -1)
 
 
 def _weights(config: ModelConfig) -> int:

@@ -40,6 +40,12 @@ typedef struct {
     int64_t first, rows, share;
 } Look;
 
+static inline int one_run(const int64_t *slots, int64_t count) {
+    int64_t gaps = 0;
+    for (int64_t i = 1; i < count; i++) gaps |= slots[i] - slots[0] - i;
+    return !gaps;
+}
+
 /* scores[key][lane] for the first `count` keys. */
 static void score(const Look *look, const bf16 *asked, int64_t count, int64_t d, int64_t all_slots, float *scores) {
     bf16 copied[16 * 256] __attribute__((aligned(64)));
@@ -47,7 +53,7 @@ static void score(const Look *look, const bf16 *asked, int64_t count, int64_t d,
         int64_t there = look->count - key < 16 ? look->count - key : 16, slot = look->slots[key];
         const bf16 *from = look->keys + slot * look->stride;
         int64_t stride = look->stride;
-        if (look->slots[key + there - 1] - slot != there - 1 || slot + 16 > all_slots) {
+        if (slot + 16 > all_slots || !one_run(look->slots + key, there)) {
             for (int64_t i = 0; i < there; i++)
                 memcpy(copied + i * d, look->keys + look->slots[key + i] * look->stride, sizeof(bf16) * d);
             from = copied;
@@ -99,6 +105,7 @@ static void gather(const bf16 *tile, const bf16 *const *values) {
     _tile_dpbf16ps(2, 4, 6);
     _tile_loadd(7, pairs[3], 64);
     _tile_dpbf16ps(3, 4, 7);
+    WRITTEN(); /* and what is written after it was not there before */
 }
 
 static void attend(const Model *m, const Pass *p, const Look *look, int64_t head, float *scores) {

@@ -41,11 +41,9 @@ def _compiler() -> str | None:
 
 
 def _build(source: Path, flags: list[str], compiler: str) -> Path:
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, timeout=SECONDS, check=True
-    ).stdout
-    recipe = "\n".join([source.read_text(), version, *flags])
-    name = f"{source.stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
+    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    recipe = b"\0".join([*texts, _run([compiler, "--version"]).encode(), *map(str.encode, flags)])
+    name = f"{source.stem}-{hashlib.sha256(recipe).hexdigest()[:16]}.so"
     library = Store.default().root / "native" / name
     if library.exists():
         return library
@@ -60,13 +58,16 @@ def _build(source: Path, flags: list[str], compiler: str) -> Path:
 
 
 def _run(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True).stdout
+    finished = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=SECONDS, check=True
+    )
+    return finished.stdout
 
 
 def _share_threads() -> None:
     """Make the symbols of the OpenMP library that PyTorch loaded visible to ours."""
-    with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if ".so" in line}
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
+        paths = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps if ".so" in line}
     found = [path for path in paths if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))]
     if not found:
         raise OSError("PyTorch runs without OpenMP here")

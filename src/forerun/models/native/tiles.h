@@ -36,6 +36,8 @@ typedef struct {
     const uint8_t *active;           /* [layers] 0 skips a layer */
     bf16 *const *features;           /* [layers + 1] where to copy the hidden states before a layer, or NULL */
     bf16 *logits;                    /* [wanted, vocabulary] */
+    float *highest;                  /* [threads][wanted] the largest logit of a thread's share, NaN if one is, */
+    int64_t *likeliest;              /* [threads][wanted] and the first token that has it */
     bf16 *normed, *queries, *mixed, *act; /* scratch, rows rounded up to 32 */
     float *qkv;                      /* [rows, (heads + 2 kv_heads) head_dim] */
     float *scores;                   /* [threads][score_size] */

@@ -1,0 +1,96 @@
+"""The target's laws at the nodes of a step's trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from forerun.core.history import History
+from forerun.core.law import LawSettings, law
+from forerun.core.params import SamplingParams
+from forerun.core.tree import DraftTree
+from forerun.engine.packing import Packed
+from forerun.engine.request import Job
+
+
+class StepLaws:
+    """p [B, N, V] from the logits of the rows that there were. A rule that walks down a path needs a few of them, and
+    a law takes longer than the walk: so rows are made when they are asked for, or all at once by `dense`."""
+
+    def __init__(
+        self, logits: Tensor, jobs: Many[Job], tree: DraftTree, packed: Packed, history: History, settings: LawSettings
+    ) -> None:
+        """`settings` has one row for each job."""
+        self.logits = logits
+        self.sequences = [job.sequence for job in jobs]
+        self.tree = tree
+        self.packed = packed
+        self.history = history
+        self.settings = settings
+        self.shape = (tree.batch, tree.size, logits.shape[1])
+        self.device = logits.device
+        self._row: dict[int, int] = {}
+        for b, nodes in enumerate(packed.nodes):
+            for node in nodes:
+                self._row[b * tree.size + node] = len(self._row)
+        self._made: dict[int, Tensor] = {}
+
+    def at(self, nodes: Many[tuple[int, int]]) -> Tensor:
+        """[C, V] for C pairs of a sequence and a node that is a row."""
+        places = [b * self.shape[1] + node for b, node in nodes]
+        return self._laws(places, self.logits[[self._row[place] for place in places]])
+
+    def rows(self, sequences: Tensor, nodes: Tensor) -> Tensor:
+        return torch.stack(self._laws_at((sequences * self.shape[1] + nodes).tolist()))
+
+    def entries(self, nodes: Tensor, tokens: Tensor) -> Tensor:
+        start = torch.arange(self.shape[0], device=self.device) * self.shape[1]
+        places = start.view(-1, *[1] * (nodes.dim() - 1)) + nodes
+        asked = zip(self._laws_at(places.flatten().tolist()), tokens.flatten().tolist(), strict=True)
+        return torch.stack([p[token] for p, token in asked]).view(tokens.shape)
+
+    def dense(self) -> Tensor:
+        """p [B, N, V], zero where a tree has no such node."""
+        places = list(self._row)
+        p = self._laws(places, self.logits)
+        if len(places) == self.shape[0] * self.shape[1]:
+            return p.view(self.shape)
+        padded = p.new_zeros(self.shape[0] * self.shape[1], self.shape[2])
+        return padded.index_copy_(0, torch.tensor(places, device=self.device), p).view(self.shape)
+
+    def _laws_at(self, places: list[int]) -> list[Tensor]:
+        """Nodes that are no rows are asked about too, by rules that look at all sequences: for them any law will do."""
+        missing = [place for place in dict.fromkeys(places) if place not in self._made]
+        if missing:
+            rows = [self._row.get(place, 0) for place in missing]
+            made = self._laws(missing, self.logits[torch.tensor(rows, device=self.device)])
+            self._made.update(zip(missing, made.unbind(), strict=True))
+        return [self._made[place] for place in places]
+
+    def _laws(self, places: list[int], logits: Tensor) -> Tensor:
+        owners = [place // self.shape[1] for place in places]
+        settings, context = self.settings, None
+        if owners != list(range(len(self.sequences))):
+            settings = settings.take(torch.tensor(owners, device=self.device))
+        if settings.penalises:
+            owner = torch.tensor(owners, device=self.device)
+            nodes = torch.tensor([place % self.shape[1] for place in places], device=self.device)
+            context = self.history.context(self.sequences, owner, self.tree.paths()[owner, nodes])
+        return law(logits, settings, context)
+
+
+class SettingsMemo:
+    """The settings of the last step, which are those of this one unless somebody came or went."""
+
+    def __init__(self) -> None:
+        self._params: list[SamplingParams] = []
+        self._settings: LawSettings | None = None
+
+    def of(self, jobs: Many[Job], device: torch.device) -> LawSettings:
+        params = [job.sequence.params for job in jobs]
+        same = len(params) == len(self._params) and all(a is b for a, b in zip(params, self._params, strict=True))
+        if self._settings is None or not same:
+            self._params, self._settings = params, LawSettings.of(params, device)
+        return self._settings
