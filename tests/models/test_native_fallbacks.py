@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from forerun.core.native import build
 from forerun.models.config import Layer, ModelConfig
-from forerun.models.native import amx, build
+from forerun.models.native import amx
 from forerun.models.norm import RMSNorm
 from forerun.models.product import Product, packs
 from tests.models.rows import CONFIGS, VOCABULARY, chain, config, read, tiny
@@ -258,14 +259,14 @@ def test_a_row_of_a_packed_product_is_the_same_beside_any_others() -> None:
             assert torch.equal(product(x[rows], plus[rows]), added[rows])
 
 
-def test_dropped_matrices_stay_as_shapes() -> None:
+def test_dropped_matrices_hold_nothing() -> None:
     parts = linears(torch.bfloat16, bias=True)
     product = Product(*parts)
     product.packed = torch.zeros(0)  # whatever the layout is
     product.drop_parts()
-    assert [tuple(part.weight.shape) for part in parts] == [(64, 96), (32, 96), (32, 96)]
-    assert all(part.weight.is_meta and not part.bias.is_meta for part in parts)
-    assert all(part.weight.dtype == torch.bfloat16 for part in parts)
+    assert [tuple(part.weight.shape) for part in parts] == [(0, 96)] * 3
+    with pytest.raises(RuntimeError):
+        parts[0](torch.zeros(2, 96, dtype=torch.bfloat16))
 
 
 def test_matrices_that_were_not_laid_out_anew_stay() -> None:

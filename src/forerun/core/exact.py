@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forerun.core.native import choice as native
+
 UNIT = 2.0**50
 """Fixed point: a weight w is counted as floor(w · 2^50). Laws sum to 1, so totals stay far below 2^53,
 where float64 still holds every integer. What is lost is under V · 2^-50: 4e-11 for 49,152 tokens."""
@@ -43,6 +45,8 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     Blocks of tokens are searched first: no cumulative sum over the whole vocabulary is written.
     """
     vocabulary = weights.shape[-1]
+    if weights.dim() == 2 and native.usable(weights):
+        return native.draws(weights, u)
     counts = fixed(weights)
     padding = -vocabulary % _BLOCK
     if padding:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from forerun.core import exact
 from forerun.core.largest import above
+from forerun.core.native import choice as native
 from forerun.core.params import SamplingParams
 
 
@@ -139,6 +140,9 @@ def law(logits: Tensor, settings: LawSettings, context: Context | None = None, m
     if settings.all_greedy:
         return torch.zeros_like(scores).scatter_(1, choice, 1.0)
 
+    if native.usable(scores):
+        columns = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        return native.laws(scores, best, choice, *columns)
     greedy = settings.temperature == 0
     # The largest score becomes 0, so that no temperature overflows; one that this float type would round to 0 or to
     # infinity would make 0/0 or -inf/inf of a row.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from forerun.core import exact
 from forerun.core.largest import above
+from forerun.core.native import choice as native
 
 
 class Purpose(IntEnum):
@@ -94,6 +95,8 @@ def first_arrival(p: Tensor, key: Tensor) -> Tensor:
         return exact.argmax(p / exponential(key[:, None], tokens))
     if not p.shape[0]:
         return key
+    if native.usable(p):
+        return native.race(p, key)
     row, token = above(p, torch.zeros_like(p[:, :1]))
     if 8 * row.shape[0] > p.numel():
         few = torch.cat([tokens[:: max(1, p.shape[1] // 256)].expand(p.shape[0], -1), exact.argmax(p)[:, None]], 1)

@@ -59,8 +59,8 @@ class Product:
 
 
 def drop(part: nn.Linear) -> None:
-    """Free a layer's matrix, of which there is another form. It stays as a shape, so that any use of it is an error."""
-    part.weight = nn.Parameter(part.weight.to("meta"), requires_grad=False)
+    """Free a layer's matrix, of which there is another form. It keeps its width and has no rows left."""
+    part.weight = nn.Parameter(part.weight.data.new_empty(0, part.in_features), requires_grad=False)
 
 
 @cache

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.core.native.build import cache_folder
 from forerun.models.checkpoint import Progress
 from forerun.models.fields import read_json
 
@@ -41,11 +42,7 @@ class Store:
     @classmethod
     def default(cls) -> Store:
         """`FORERUN_CACHE`, or `forerun` in the user's cache folder."""
-        if chosen := os.environ.get("FORERUN_CACHE"):
-            return cls(Path(chosen).expanduser().absolute())
-        base = os.environ.get("XDG_CACHE_HOME")
-        home = Path(base) if base and Path(base).is_absolute() else Path("~/.cache").expanduser()
-        return cls(home / "forerun")
+        return cls(cache_folder())
 
     @property
     def gguf(self) -> Path:

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from forerun.core.native import build
 from forerun.models.batch import Batch, Segment
 from forerun.models.config import ModelConfig, Rope
-from forerun.models.native import build
 from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
 from forerun.models.target import Output

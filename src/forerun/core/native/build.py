@@ -11,11 +11,18 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from forerun.models.store import Store
-
 SECONDS = 120
 """A compiler that takes longer hangs."""
 _log = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """`FORERUN_CACHE`, or `forerun` in the user's cache folder."""
+    if chosen := os.environ.get("FORERUN_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    home = Path(base) if base and Path(base).is_absolute() else Path("~/.cache").expanduser()
+    return home / "forerun"
 
 
 def load(source: Path, flags: list[str]) -> ctypes.CDLL | None:
@@ -44,7 +51,7 @@ def _build(source: Path, flags: list[str], compiler: str) -> Path:
     texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
     recipe = b"\0".join([*texts, _run([compiler, "--version"]).encode(), *map(str.encode, flags)])
     name = f"{source.stem}-{hashlib.sha256(recipe).hexdigest()[:16]}.so"
-    library = Store.default().root / "native" / name
+    library = cache_folder() / "native" / name
     if library.exists():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)

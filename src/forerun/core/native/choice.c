@@ -1,0 +1,183 @@
+/* From logits to laws, and from laws to tokens, a row at a time: what `law.py`, `exact.py` and `noise.py` say, in one
+ * pass over a vocabulary instead of dozens. Rows are independent, and each is added up in the order of its tokens.
+ *
+ * Multiplications and additions are not fused here, so that logarithms have the bits that PyTorch's have.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
+
+static inline uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* As `exact.log`. */
+static double logarithm(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    double exponent = (double)((int64_t)(bits >> 52) - 1023), m;
+    bits = (bits & 0xFFFFFFFFFFFFFu) | ((uint64_t)1023 << 52);
+    memcpy(&m, &bits, 8);
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        exponent += 1;
+    }
+    double s = (m - 1.0) / (m + 1.0), z = s * s, series = 1.0 / 21;
+    for (int odd = 19; odd >= 1; odd -= 2) series = series * z + 1.0 / odd;
+    return series * s * 2.0 + exponent * 0.6931471805599453;
+}
+
+/* e^x for x ≤ 0, to about 1e-7; 0 where float32 has nothing smaller. Written so that compilers make vectors of it. */
+static inline float exponential(float x) {
+    float y = x > -103.0f ? x : -103.0f;
+    float n = rintf(y * 1.44269504f);
+    float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t high = (int32_t)n / 2, low = (int32_t)n - high; /* in two steps: the smallest numbers have no exponent */
+    union { int32_t i; float f; } a = {(high + 127) << 23}, b = {(low + 127) << 23};
+    return x > -103.0f ? p * a.f * b.f : 0.0f;
+}
+
+static inline int64_t fixed(float w) { return (int64_t)((double)w * 0x1p50); }
+
+/* Floats as numbers in the same order, and back. */
+static inline uint32_t ordered(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+static inline float unordered(uint32_t bits) {
+    float x;
+    bits = bits >> 31 ? bits & 0x7FFFFFFFu : ~bits;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* Of the values, times `scale`, above `least`: the largest v such that those ≥ v count at least `wanted`. Each counts
+ * its mass, or 1. -INFINITY if they never do. 11 bits of v are settled at a time. */
+static float reach(const float *values, int64_t size, float scale, float least, double wanted, int by_mass,
+                   float *found, int64_t *counts) {
+    int64_t left = 0, above = 0;
+    for (int64_t i = 0; i < size; i++) {
+        found[left] = values[i] * scale;
+        left += found[left] > least;
+    }
+    uint32_t prefix = 0;
+    static const int shifts[3] = {21, 10, 0}, widths[3] = {11, 11, 10};
+    for (int step = 0; step < 3; step++) {
+        int64_t buckets = (int64_t)1 << widths[step], kept = 0, bucket = buckets - 1;
+        memset(counts, 0, sizeof(int64_t) * buckets);
+        for (int64_t i = 0; i < left; i++) {
+            uint32_t bits = ordered(found[i]);
+            if (step && bits >> shifts[step - 1] != prefix) continue;
+            found[kept++] = found[i];
+            counts[bits >> shifts[step] & (buckets - 1)] += by_mass ? fixed(found[i]) : 1;
+        }
+        left = kept;
+        while (bucket >= 0 && (double)(above + counts[bucket]) < wanted) above += counts[bucket--];
+        if (bucket < 0) return -INFINITY;
+        prefix = prefix << widths[step] | (uint32_t)bucket;
+    }
+    return unordered(prefix);
+}
+
+static double sum_of(const float *p, int64_t size) {
+    double sums[16] = {0}, total = 0;
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16)
+        for (int j = 0; j < 16; j++) sums[j] += p[i + j];
+    for (; i < size; i++) sums[0] += p[i];
+    for (int j = 0; j < 16; j++) total += sums[j];
+    return total;
+}
+
+/* scores [rows, size] with their largest, finite entries `best` and the tokens `choice` that have them → p.
+ * `scratch` holds `size` floats and 2048 counts for each row. */
+void forerun_laws(const float *scores, int64_t rows, int64_t size, const float *best, const int64_t *choice,
+                  const double *temperature, const int64_t *top_k, const double *top_p, const double *min_p, float *p,
+                  float *scratch, int64_t *counts) {
+#pragma omp parallel for schedule(dynamic) if (rows > 2)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *own = scores + r * size;
+        float *out = p + r * size, *found = scratch + r * size;
+        if (temperature[r] == 0) {
+            memset(out, 0, sizeof(float) * size);
+            out[choice[r]] = 1;
+            continue;
+        }
+        double t = temperature[r] < 1.17549435e-38 ? 1.17549435e-38 : temperature[r];
+        float heat = t > 3.4028234e38 ? 3.4028234e38f : (float)t, least = -INFINITY, threshold = 0;
+        int64_t *own_counts = counts + r * 2048;
+        if (top_k[r] > 0 && top_k[r] < size)
+            least = reach(own, size, 1.0f, -INFINITY, (double)top_k[r], 0, found, own_counts);
+        for (int64_t i = 0; i < size; i++) {
+            float w = exponential((own[i] - best[r]) / heat);
+            out[i] = own[i] >= least ? w : 0.0f;
+        }
+        float scale = (float)(1.0 / sum_of(out, size));
+        if (top_p[r] < 1) {
+            int64_t mass = 0;
+            for (int64_t i = 0; i < size; i++) mass += fixed(out[i] * scale);
+            float little = (float)((1 - top_p[r]) / (2.0 * size)); /* below it all together hold half of the rest */
+            threshold = reach(out, size, scale, little, top_p[r] * (double)mass, 1, found, own_counts);
+        }
+        float by_ratio = (float)min_p[r] * scale; /* the likeliest token weighs 1 */
+        if (by_ratio > threshold) threshold = by_ratio;
+        if (threshold > 0) {
+            for (int64_t i = 0; i < size; i++) out[i] = out[i] * scale >= threshold ? out[i] : 0.0f;
+            scale = (float)(1.0 / sum_of(out, size));
+        }
+        for (int64_t i = 0; i < size; i++) out[i] *= scale;
+    }
+}
+
+/* The token of largest p / E, where E is the exponential of (key, token); the first of equals. */
+void forerun_race(const float *p, int64_t rows, int64_t size, const int64_t *keys, int64_t *tokens) {
+#pragma omp parallel for schedule(dynamic) if (rows > 2)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *own = p + r * size;
+        int64_t likeliest = 0, winner = 0;
+        for (int64_t i = 1; i < size; i++) likeliest = own[i] > own[likeliest] ? i : likeliest;
+        double best = -1;
+        for (int64_t turn = -1; turn < size; turn++) { /* the likeliest first: then few others need a logarithm */
+            int64_t i = turn < 0 ? likeliest : turn;
+            if (own[i] <= 0) continue;
+            uint64_t bits = mix((uint64_t)keys[r] + (uint64_t)(i + 1) * GOLDEN) >> 12;
+            double inside = ((double)bits + 0.5) * 0x1p-52;
+            if (best > 0 && (1.0 - inside) * best > (double)own[i] * 1.000001) continue; /* E = -log U ≥ 1 - U */
+            double score = (double)own[i] / -logarithm(inside);
+            if (score > best || (score == best && i < winner)) {
+                best = score;
+                winner = i;
+            }
+        }
+        tokens[r] = winner;
+    }
+}
+
+/* The first token whose cumulative weight exceeds u times the total. */
+void forerun_draws(const float *weights, int64_t rows, int64_t size, const double *u, int64_t *tokens) {
+#pragma omp parallel for schedule(dynamic) if (rows > 2)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *own = weights + r * size;
+        int64_t total = 0, passed = 0, i = 0;
+        for (int64_t j = 0; j < size; j++) total += fixed(own[j]);
+        double level = u[r] * (double)total;
+        for (; i < size - 1; i++) {
+            passed += fixed(own[i]);
+            if ((double)passed > level) break;
+        }
+        tokens[r] = i;
+    }
+}

@@ -1,0 +1,73 @@
+"""`choice.c` for tensors: laws and tokens of rows on a CPU. Who asks has checked that `usable` says yes."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forerun.core.native import build
+
+FLAGS = ["-O3", "-march=native", "-ffp-contract=off"]
+COUNTS = 2048
+"""Buckets that a search for a threshold counts in."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    return build.load(Path(__file__).with_suffix(".c"), FLAGS)
+
+
+def usable(values: Tensor) -> bool:
+    """Whether these rows [R, V] can be given to C."""
+    return values.device.type == "cpu" and values.dtype == torch.float32 and library() is not None
+
+
+def laws(
+    scores: Tensor,
+    best: Tensor,
+    choice: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+) -> Tensor:
+    """p [R, V] from scores [R, V], their largest entries and where they are; everything else [R, 1]."""
+    scores = scores.contiguous()
+    rows, size = scores.shape
+    p = torch.empty_like(scores)
+    scratch = torch.empty_like(scores)
+    counts = torch.empty(rows, COUNTS, dtype=torch.int64)
+    columns = [column.contiguous() for column in (best, choice, temperature, top_k, top_p, min_p)]
+    _call("forerun_laws", scores, rows, size, *columns, p, scratch, counts)
+    return p
+
+
+def race(p: Tensor, keys: Tensor) -> Tensor:
+    """[R] the first to arrive under p [R, V] and keys [R]."""
+    return _tokens("forerun_race", p, keys)
+
+
+def draws(weights: Tensor, u: Tensor) -> Tensor:
+    """[R] the tokens at quantiles u [R] of weights [R, V]."""
+    return _tokens("forerun_draws", weights, u)
+
+
+def _tokens(function: str, rows: Tensor, per_row: Tensor) -> Tensor:
+    rows, per_row = rows.contiguous(), per_row.contiguous()
+    tokens = torch.empty(rows.shape[0], dtype=torch.int64)
+    _call(function, rows, *rows.shape, per_row, tokens)
+    return tokens
+
+
+def _call(function: str, *arguments: Tensor | int) -> None:
+    found = library()
+    assert found is not None
+    pointers = [
+        ctypes.c_int64(argument) if isinstance(argument, int) else ctypes.c_void_p(argument.data_ptr())
+        for argument in arguments
+    ]
+    found[function](*pointers)
