@@ -239,7 +239,7 @@ def test_refusals(options: dict[str, Any], reason: str) -> None:
 
 
 def test_fewer_candidates_make_a_narrower_shape() -> None:
-    assert Recycling(Options(top=2), VOCABULARY, CPU).shape.children.shape[1] == 2
+    assert Recycling(Options(top=2), VOCABULARY, CPU).shape.width == 2
     chain = Recycling(Options(top=1), VOCABULARY, CPU)
     assert not chain.branches
     assert chain.shape.depth == len(ACCEPTANCE)

@@ -18,7 +18,7 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Observation
 from forerun.drafters.find import make_drafter
 from forerun.drafters.suffix import LEAD, Options, Suffix
-from forerun.drafters.suffix_tree import LONGEST, OWN, PLACES, Limits, Store, Trust, grow, plant
+from forerun.drafters.suffix_tree import LONGEST, OWN, PLACES, Limits, Store, Trust, grow
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from tests.drafters.models import VOCABULARY, paths_of, sequence, setup
@@ -95,7 +95,7 @@ def test_the_tree_is_the_naive_one(own: list[int], earlier: Texts, nodes: int, d
             if value * chance >= 0.01
         ]
         everything |= {path: value for value, path in level}
-    drafted = paths_of(plant([Sequence(own, 1)], [(guess.tokens, guess.parents)], CPU), 0)[1:]
+    drafted = paths_of(DraftTree.of_lists([(guess.tokens, guess.parents)], [Sequence(own, 1).position], CPU), 0)[1:]
     assert len(set(drafted)) == len(drafted) == min(nodes, len(everything))
     for path, value in zip(drafted, guess.values[1:], strict=True):
         assert everything[path] == pytest.approx(value)
@@ -226,7 +226,7 @@ def test_planting_gives_what_building_gives(shapes: Texts) -> None:
         parents = [-1, *(number % node for node, number in enumerate(numbers, start=1))]
         trees.append(([0, *numbers], parents))
     texts = [Sequence([4] * (5 + number), 9) for number in range(len(trees))]
-    planted = plant(texts, trees, CPU)
+    planted = DraftTree.of_lists(trees, [text.position for text in texts], CPU)
     built = DraftTree.build(
         planted.tokens, planted.parents, torch.tensor([text.position for text in texts]), Drawing.FIXED
     )

@@ -72,6 +72,8 @@ class Method:
     """Begins a round at a batch size."""
     batches: bool = True
     """Whether it can answer several prompts at once."""
+    rounds: int | None = None
+    """It sits out after so many rounds: slow peers need not run as often as what is compared closely."""
 
 
 @dataclass
@@ -94,6 +96,7 @@ class Tally:
         per_pass = [tokens / passes for tokens, passes in zip(self.tokens, self.passes, strict=True)]
         outside = [1 - inside / seconds for inside, seconds in zip(self.inside, self.seconds, strict=True)]
         return {
+            "rounds": len(self.tokens),
             "tokens": self.tokens[-1],
             "seconds": statistics.median(self.seconds),
             "tokens_per_second": statistics.median(speeds),
@@ -122,8 +125,12 @@ class Contest:
 
     def rounds(self) -> int:
         """How many times `advance` is called."""
-        each = sum(len(self._at(batch)) for batch in self.batches)
-        return self.repeat * each * len(self._categories())
+        each = sum(
+            min(self.repeat, self.repeat if method.rounds is None else method.rounds)
+            for batch in self.batches
+            for method in self._at(batch)
+        )
+        return each * len(self._categories())
 
     def run(self, advance: Callable[[str], None] = lambda done: None) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -145,11 +152,12 @@ class Contest:
         tallies = {method.name: {category: Tally() for category in categories} for method in methods}
         texts: dict[str, dict[str, list[Answer]]] = {method.name: {} for method in methods}
         for number in range(self.repeat):
-            playing = {method.name: method.start(batch) for method in methods}
+            round_ = [method for method in methods if method.rounds is None or number < method.rounds]
+            playing = {method.name: method.start(batch) for method in round_}
             try:
                 for category, questions in categories.items():
-                    for place in range(len(methods)):
-                        name = methods[(place + number) % len(methods)].name
+                    for place in range(len(round_)):
+                        name = round_[(place + number) % len(round_)].name
                         answers, work = _converse(playing[name], questions, self.params)
                         tallies[name][category].add(sum(len(answer.token_ids) for answer in answers), work)
                         texts[name].setdefault(category, answers)
@@ -178,9 +186,9 @@ class Contest:
         row["speedup"] = row["identical_to_plain"] = None
         if self.baseline in tallies:
             base = whole([tallies[self.baseline][each] for each in compared])
-            ratios = [
+            ratios = [  # of the rounds that both took part in
                 (a / b) / (c / d)
-                for a, b, c, d in zip(tally.tokens, tally.seconds, base.tokens, base.seconds, strict=True)
+                for a, b, c, d in zip(tally.tokens, tally.seconds, base.tokens, base.seconds, strict=False)
             ]
             row["speedup"] = statistics.median(ratios)
             pairs = [

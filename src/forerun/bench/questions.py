@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,12 @@ class Question:
     """What the user says; each is answered before the next is said."""
 
 
-def read_questions(path: Path, *, per_category: int | None = None, limit: int | None = None) -> list[Question]:
-    """The first `per_category` of each category, and at most `limit`, in the order of the file."""
-    for name, value in (("--per-category", per_category), ("--limit", limit)):
+def read_questions(
+    path: Path, *, per_category: int | None = None, limit: int | None = None, turns: int | None = None
+) -> list[Question]:
+    """The first `per_category` of each category, and at most `limit`, in the order of the file; of each the first
+    `turns`."""
+    for name, value in (("--per-category", per_category), ("--limit", limit), ("--turns", turns)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
     try:
@@ -33,7 +36,7 @@ def read_questions(path: Path, *, per_category: int | None = None, limit: int | 
         question = _read(line, f"line {number} of {path}")
         counts[question.category] = counts.get(question.category, 0) + 1
         if per_category is None or counts[question.category] <= per_category:
-            found.append(question)
+            found.append(replace(question, turns=question.turns[:turns]))
     if not found:
         raise ValueError(f"{path} has no questions: it needs JSON lines with question_id, category and turns")
     return found[:limit]

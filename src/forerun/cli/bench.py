@@ -38,12 +38,16 @@ def bench(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto")] = None,
     per_category: Annotated[int | None, typer.Option(help="So many prompts of each category.")] = None,
     limit: Annotated[int | None, typer.Option(help="So many prompts in all.")] = None,
+    turns: Annotated[int | None, typer.Option(help="So many turns of each conversation.", show_default="all")] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1",
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token, 1 samples.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Keep the most likely tokens with this much probability.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text, whatever drafts.")] = None,
     max_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 128,
     repeat: Annotated[int, typer.Option(help="Rounds; figures are medians.")] = 3,
+    peer_rounds: Annotated[
+        int | None, typer.Option(help="transformers takes part in so many rounds only.", show_default="all")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Drafters side by side: tokens per second, tokens per pass, speedup over plain decoding, and whether the text is
@@ -58,8 +62,8 @@ def bench(
     Against transformers:  [green]forerun bench --prompts questions.jsonl --drafters transformers,none,ngram[/]
     """
     batches = parse_list("--batch", batch, int)
-    if min(batches) < 1 or repeat < 1:
-        raise ValueError("--batch and --repeat must be at least 1")
+    if min(batches) < 1 or repeat < 1 or (peer_rounds is not None and peer_rounds < 1):
+        raise ValueError("--batch, --repeat and --peer-rounds must be at least 1")
     if json_file is not None:
         check_writable(json_file)
     names = list(dict.fromkeys(name.strip() for name in drafters.split(",") if name.strip()))
@@ -67,7 +71,7 @@ def bench(
     from forerun.bench.questions import read_questions
     from forerun.core.params import SamplingParams
 
-    questions = read_questions(prompts, per_category=per_category, limit=limit)
+    questions = read_questions(prompts, per_category=per_category, limit=limit, turns=turns)
     params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
     with loading(f"Loading {model}") as told:
         from forerun.bench.contest import Contest
@@ -75,14 +79,14 @@ def bench(
         from forerun.engine.loaded import LoadedModel
 
         loaded = LoadedModel.load(model, dtype=dtype, device=device, progress=told)
-    contest = Contest(questions, _methods(names, options, loaded, dtype), params, batches, repeat)
+    contest = Contest(questions, _methods(names, options, loaded, dtype, peer_rounds), params, batches, repeat)
     rows = _run(contest)
     console = output()
     for size in batches:
         print_whole(console, _table([row for row in rows if row["batch"] == size], size))
     if json_file is not None:
         arguments = {"drafters": names, "options": options, "model": model, "dtype": dtype, "questions": len(questions)}
-        arguments |= {"max_tokens": max_tokens, "repeat": repeat, "top_p": top_p, "seed": seed}
+        arguments |= {"max_tokens": max_tokens, "turns": turns, "repeat": repeat, "top_p": top_p, "seed": seed}
         answer = {"rows": rows, "provenance": provenance(arguments)}
         write_whole(json_file, (json.dumps(answer, indent=1) + "\n").encode())
 
@@ -107,7 +111,9 @@ def _options(names: list[str], given: list[str]) -> dict[str, dict[str, str]]:
     return options
 
 
-def _methods(names: list[str], options: dict[str, dict[str, str]], model: LoadedModel, dtype: str) -> list[Method]:
+def _methods(
+    names: list[str], options: dict[str, dict[str, str]], model: LoadedModel, dtype: str, peer_rounds: int | None
+) -> list[Method]:
     from forerun.bench.contest import Forerun, Method
     from forerun.bench.peers import PEERS, Transformers
     from forerun.engine.llm import LLM
@@ -122,7 +128,7 @@ def _methods(names: list[str], options: dict[str, dict[str, str]], model: Loaded
             assert model.folder is not None
             precision = parse_dtype(dtype, model.target.device)
             peer = Transformers.load(model.folder, model.tokenizer, precision, PEERS[name])
-            methods.append(Method(name, partial(_same, peer), batches=False))
+            methods.append(Method(name, partial(_same, peer), batches=False, rounds=peer_rounds))
         else:
             methods.append(Method(name, partial(start, name)))
     return methods

@@ -5,23 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forerun.core.native import choice as native
+
 _BLOCK = 64
 
 
-def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row of scores [R, V], largest first, and where they are; ties in any order.
+def largest(scores: Tensor, count: int, peaks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row of scores [R, V], largest first, and where they are; ties in any order. `peaks`
+    [R, V / B] are the largest of each B entries, where they are known.
 
     The `count` blocks with the largest maxima hold them all: another block's maximum is no larger than any of theirs.
     """
     rows, size = scores.shape
-    if scores.device.type != "cpu" or size % _BLOCK or size < 8 * _BLOCK * count:
+    block = _BLOCK if peaks is None else size // peaks.shape[1]
+    if scores.device.type != "cpu" or size % block or size < 8 * block * count:
         values, places = scores.topk(min(count, size), -1)
         return values, places
-    blocks = scores.view(rows, -1, _BLOCK)
-    best = blocks.amax(-1).topk(count, -1).indices  # [R, count]
-    candidates = blocks.gather(1, best[..., None].expand(-1, -1, _BLOCK)).flatten(1)
+    if peaks is not None and count <= 64 and native.library() is not None:
+        return native.largest(scores, count, peaks)
+    blocks = scores.view(rows, -1, block)
+    best = (blocks.amax(-1) if peaks is None else peaks).topk(count, -1).indices  # [R, count]
+    candidates = blocks.gather(1, best[..., None].expand(-1, -1, block)).flatten(1)
     values, inside = candidates.topk(count, -1)
-    return values, best.gather(1, inside // _BLOCK) * _BLOCK + inside % _BLOCK
+    return values, best.gather(1, inside // block) * block + inside % block
 
 
 def above(values: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:

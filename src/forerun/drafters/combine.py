@@ -27,7 +27,6 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Drafter, Observation, SharesCache
 from forerun.drafters.find import Setup, make_drafter, read_options
 from forerun.drafters.none import roots_only
-from forerun.drafters.suffix_tree import plant
 from forerun.models.cache import KVCache
 
 DEPTHS, RANKS = 16, 8
@@ -44,7 +43,7 @@ class Options:
     """The other one. It must draft fixed trees too, as draft_model does with tree=fixed:3,2,1."""
     mode: str = "merge"
     """"confident" takes the first one's tree where it promises enough, "merge" makes one tree of both."""
-    tokens: int = 16
+    tokens: int = 15
     """How many tokens are drafted, at most."""
     min_confidence: float = 0.05
     """A token is drafted if the chance that it is accepted is at least this."""
@@ -246,7 +245,7 @@ class Combine:
             trees.append((merged.tokens, merged.parents))
         if all(len(tokens) == 1 for tokens, _ in trees):
             return roots_only(sequences, self.device)
-        return plant(sequences, trees, self.device)
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
 
     def observe(self, observations: Many[Observation]) -> None:
         self.first.observe(observations)

@@ -156,21 +156,8 @@ class Lookahead:
         size = max(len(trie.tokens) for trie in tries)
         if size == 1:
             return roots_only(sequences, self.device)
-        padded = [
-            [trie.tokens + [0] * (size - len(trie.tokens)) for trie in tries],
-            [trie.parents + [-1] * (size - len(trie.parents)) for trie in tries],
-        ]
-        table = torch.tensor(padded, dtype=torch.int64, device=self.device)
-        positions = torch.tensor([sequence.position for sequence in sequences], device=self.device)
-        return DraftTree.build(
-            table[0],
-            table[1],
-            positions,
-            Drawing.FIXED,
-            max_depth=max(max(trie.depths) for trie in tries),
-            width=max(max(trie.counts) for trie in tries),
-            check=False,
-        )
+        trees = [(trie.tokens, trie.parents) for trie in tries]
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
 
     def observe(self, observations: Many[Observation]) -> None:
         """The columns that were checked go to the pool with their new guesses, and the window moves on."""

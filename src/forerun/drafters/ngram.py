@@ -131,21 +131,8 @@ class NGram:
         size = max(len(trie.tokens) for trie in tries)
         if size == 1:
             return roots_only(sequences, self.device)
-        padded = [
-            [trie.tokens + [0] * (size - len(trie.tokens)) for trie in tries],
-            [trie.parents + [-1] * (size - len(trie.parents)) for trie in tries],
-        ]
-        table = torch.tensor(padded, dtype=torch.int64, device=self.device)
-        positions = torch.tensor([sequence.position for sequence in sequences], device=self.device)
-        return DraftTree.build(
-            table[0],
-            table[1],
-            positions,
-            Drawing.FIXED,
-            max_depth=min(self.tokens, size - 1),
-            width=min(self.candidates, size - 1),
-            check=False,
-        )
+        trees = [(trie.tokens, trie.parents) for trie in tries]
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
 
     def observe(self, observations: Many[Observation]) -> None:
         """Committed tokens are read from the sequences themselves."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -23,13 +24,18 @@ def roots_only(sequences: Many[Sequence], device: torch.device | str) -> DraftTr
     """Trees of one node each. Put together by hand: there is nothing to check or to compute."""
     roots = [[sequence.tokens[-1], sequence.position] for sequence in sequences]
     columns = torch.tensor(roots, dtype=torch.int64, device=device).view(-1, 2)
-    tokens, positions = columns[:, :1], columns[:, 1:]
-    batch = len(sequences)
+    return replace(_bare(len(sequences), str(device)), tokens=columns[:, :1], positions=columns[:, 1:])
+
+
+@lru_cache(maxsize=256)
+def _bare(batch: int, device: str) -> DraftTree:
+    """What all such trees have in common."""
+    tokens = torch.zeros(batch, 1, dtype=torch.int64, device=device)
     return DraftTree(
         tokens=tokens,
         parents=torch.full_like(tokens, -1),
-        depths=torch.zeros_like(tokens),
-        positions=positions,
+        depths=tokens,
+        positions=tokens,
         ancestors=torch.ones(batch, 1, 1, dtype=torch.bool, device=device),
         drawing=Drawing.FIXED,
         children=tokens.new_empty(batch, 1, 0),

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.none import roots_only
-from forerun.drafters.tree_spec import MAX_WIDTH, TreeSpec
+from forerun.drafters.tree_spec import MAX_NODES, MAX_WIDTH, TreeSpec
 from forerun.trees.static import greedy
 
 Integers = NDArray[np.int64]
@@ -39,8 +38,9 @@ ACCEPTANCE = (
 )
 """By depth and rank, the share of visits to a node in which that child was the accepted one. Measured on the default
 model over Spec-Bench development prompts, with a table some hundred passes old, and rounded."""
-NODES = 24
-"""Of the default shape, below the root. On the default model 32 committed no more per pass, and 16 fewer."""
+NODES = 15
+"""Of the default shape, below the root. With the root these are 16 rows, which cost a CPU with matrix units little more
+than one; 24 commit a few more tokens per pass and fewer per second (docs/log.md)."""
 EMPTY = -1
 """A place of the table that the target has not filled yet, and a node that is therefore not there."""
 
@@ -48,8 +48,10 @@ EMPTY = -1
 @dataclass(frozen=True)
 class Options:
     tree: str = ""
-    """The shape that is filled: "fixed:4,2,1", or "6" for the first candidates only. Empty is a shape of 24 nodes that
-    is wide under likely nodes and narrow under others."""
+    """The shape that is filled: "fixed:4,2,1", or "6" for the first candidates only. Empty is a shape that is wide
+    under likely nodes and narrow under others."""
+    nodes: int = NODES
+    """How many nodes that shape has."""
     top: int = 8
     """How many candidates are kept for each token."""
     prompt: bool = True
@@ -58,6 +60,8 @@ class Options:
     def __post_init__(self) -> None:
         if isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= MAX_WIDTH:
             raise ValueError(f"the recycling option top is {self.top!r}: give a whole number from 1 to {MAX_WIDTH}")
+        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or not 1 <= self.nodes <= MAX_NODES:
+            raise ValueError(f"the recycling option nodes is {self.nodes!r}: give a whole number from 1 to {MAX_NODES}")
         if not isinstance(self.prompt, bool):
             raise ValueError(f"the recycling option prompt is {self.prompt!r}: give true or false")
         if self.tree:
@@ -78,24 +82,14 @@ def make(options: Options, setup: Setup) -> Drafter:
 
 
 class Shape:
-    """A tree shape as arrays, with the order in which a budget gives its nodes up."""
+    """A tree shape, with the order in which a budget gives its nodes up."""
 
     def __init__(self, shape: TreeShape, values: Many[float]) -> None:
         """Node i is worth `values[i]`, never more than its parent or its elder siblings."""
-        self.depth = shape.depth
-        self.parents: Integers = np.array(shape.parents)
-        self.ranks: Integers = np.array(shape.ranks)
-        self.depths: Integers = np.array(shape.depths)
-        ends = np.searchsorted(self.depths, np.arange(1, shape.depth + 2))  # nodes come breadth first
-        self.levels = [slice(int(start), int(end)) for start, end in pairwise(ends)]
-        self.children: Integers = np.full((shape.size, shape.width), EMPTY)
-        for node, children in enumerate(shape.children):
-            self.children[node, : len(children)] = children
-        self.ancestors = np.eye(shape.size, dtype=np.bool_)
-        for node, parent in enumerate(shape.parents[1:], start=1):
-            self.ancestors[node] |= self.ancestors[parent]
+        self.depth, self.width = shape.depth, shape.width
+        self.parents, self.ranks, self.depths = shape.parents, shape.ranks, shape.depths
         self._order = sorted(range(shape.size), key=lambda node: (-values[node], node))
-        self._cuts: dict[Budget, NDArray[np.bool_]] = {}
+        self._cuts: dict[Budget, list[int]] = {}
 
     @classmethod
     def of(cls, options: Options) -> Shape:
@@ -103,18 +97,17 @@ class Shape:
             shape = TreeSpec.parse(options.tree).shape
             return cls(shape, [1.0] * shape.size)
         table = [row[: options.top] for row in ACCEPTANCE]
-        shape = greedy(table, 1 + NODES)
+        shape = greedy(table, 1 + options.nodes)
         return cls(shape, [math.prod(table[d][r] for d, r in enumerate(path)) for path in shape.rank_paths])
 
-    def cut(self, budget: Budget) -> NDArray[np.bool_]:
-        """[N] the nodes that a budget allows: the most valuable of those that are not too deep. They come with their
-        parents and elder siblings. It looks at no token, and is kept, since budgets seldom change."""
+    def cut(self, budget: Budget) -> list[int]:
+        """The nodes besides the root that a budget allows, parents first: the most valuable of those that are not too
+        deep. They come with their parents and elder siblings. It looks at no token, and is kept, since budgets seldom
+        change."""
         kept = self._cuts.get(budget)
         if kept is None:
             shallow = [node for node in self._order if self.depths[node] <= max(0, budget.depth)]
-            kept = np.zeros(len(self._order), dtype=np.bool_)
-            kept[shallow[: 1 + max(0, budget.nodes)]] = True
-            self._cuts[budget] = kept
+            kept = self._cuts[budget] = sorted(shallow[: 1 + max(0, budget.nodes)])[1:]
         return kept
 
 
@@ -128,62 +121,40 @@ class Recycling:
         self.shape = Shape.of(options)
         self.prompt = options.prompt
         self._read: set[int] = set()  # the sequences whose prompts are in the table
-        self.branches = self.shape.children.shape[1] > 1
+        self.branches = self.shape.width > 1
         self.table: NDArray[np.int32] = np.full((vocabulary + 1, options.top), EMPTY, dtype=np.int32)
         """Candidates by token. The row past the vocabulary stays empty: EMPTY, which is -1, finds it as the last one,
         so nothing grows below a node that is not there."""
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
-        shape, table = self.shape, self.table
         for sequence in sequences if self.prompt else ():
             if sequence.id not in self._read:
                 self._read.add(sequence.id)
                 self._fill(sequence.tokens)
-        allowed = np.stack([shape.cut(budget) for budget in budgets])  # [B, N]
-        tokens = np.full(allowed.shape, EMPTY, dtype=np.int64)
-        tokens[:, 0] = [sequence.tokens[-1] for sequence in sequences]
-        for level in shape.levels:
-            found = table[tokens[:, shape.parents[level]], shape.ranks[level]]
-            tokens[:, level] = np.where(allowed[:, level], found, EMPTY)
-        present = tokens != EMPTY
-        size = int(present.sum(1).max())
-        if size == 1:
+        trees = [self._tree(sequence.tokens[-1], budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        if all(len(tokens) == 1 for tokens, _ in trees):
             return roots_only(sequences, self.device)
-        return self._tree(tokens, present, size, sequences)
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
 
-    def _tree(self, tokens: Integers, present: NDArray[np.bool_], size: int, sequences: Many[Sequence]) -> DraftTree:
-        """The nodes that are there, close together, so that a thin tree is not verified at the size of a full one. All
-        its tables are cut out of the shape's."""
-        shape = self.shape
-        batch = np.arange(len(tokens))[:, None]
-        kept = np.argsort(~present, axis=1, kind="stable")[:, :size]  # [B, n]: the shape's node of each new node
-        there = present[batch, kept]
-        places = np.where(present, present.cumsum(1) - 1, EMPTY)  # [B, N]: the new node of each of the shape's
-        children = shape.children[kept]  # [B, n, K]
-        children = np.where(children < 0, EMPTY, places[batch[..., None], children])
-        children[~there] = EMPTY
-        ancestors = shape.ancestors[kept[:, :, None], kept[:, None, :]] & there[:, None, :] & there[:, :, None]
-        ancestors |= np.eye(size, dtype=np.bool_)
-        parents = np.where(there, places[batch, shape.parents[kept]], EMPTY)
-        parents[:, 0] = EMPTY  # the root's, which is none, was looked up as the last node's
-        depths = np.where(there, shape.depths[kept], 0)
-        roots = np.array([sequence.position for sequence in sequences])
-        columns = torch.from_numpy(
-            np.stack([np.where(there, tokens[batch, kept], 0), parents, depths, roots[:, None] + depths])
-        ).to(self.device)
-        return DraftTree(
-            tokens=columns[0],
-            parents=columns[1],
-            depths=columns[2],
-            positions=columns[3],
-            ancestors=torch.from_numpy(ancestors).to(self.device),
-            drawing=Drawing.FIXED,
-            children=torch.from_numpy(children).to(self.device),
-            q=None,
-            q_rows=None,
-            max_depth=int(depths.max()),
-            max_draws=size - 1,
-        )
+    def _tree(self, root: int, budget: Budget) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the nodes that there are candidates for: a thin tree is not verified at the size of a
+        full one."""
+        tokens, parents = [root], [-1]
+        places = {0: 0}  # of the shape's nodes in the lists
+        rows: dict[int, list[int]] = {}  # candidates below the shape's nodes
+        for node in self.shape.cut(budget):
+            parent = self.shape.parents[node]
+            place = places.get(parent)
+            if place is None:
+                continue
+            if parent not in rows:
+                rows[parent] = self.table[tokens[place]].tolist()
+            token = rows[parent][self.shape.ranks[node]]
+            if token != EMPTY:
+                places[node] = len(tokens)
+                tokens.append(token)
+                parents.append(place)
+        return tokens, parents
 
     def observe(self, observations: Many[Observation]) -> None:
         """Every row that the target checked is a fresh list of candidates for its token. Where a token stood at several

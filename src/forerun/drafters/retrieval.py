@@ -39,7 +39,7 @@ class Options:
     """The longest suffix of the text that is looked up."""
     min_match: int = 2
     """The shortest. 1 drafts nearly always and is seldom right."""
-    candidates: int = 12
+    candidates: int = 15
     """How many nodes the tree has at most: those that the store has seen most often."""
 
     def __post_init__(self) -> None:
@@ -94,27 +94,13 @@ class Retrieval:
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         found = [self._nodes(sequence.tokens, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-        size = max(len(nodes.tokens) for nodes in found)
-        if size == 0:
+        if not any(nodes.tokens for nodes in found):
             return roots_only(sequences, self.device)
-        rows = [
-            [
-                [sequence.tokens[-1], *nodes.tokens, *[0] * (size - len(nodes.tokens))]
-                for sequence, nodes in zip(sequences, found, strict=True)
-            ],
-            [[-1, *nodes.parents, *[-1] * (size - len(nodes.parents))] for nodes in found],
+        trees = [
+            ([sequence.tokens[-1], *nodes.tokens], [-1, *nodes.parents])
+            for sequence, nodes in zip(sequences, found, strict=True)
         ]
-        table = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        positions = torch.tensor([sequence.position for sequence in sequences], device=self.device)
-        return DraftTree.build(
-            table[0],
-            table[1],
-            positions,
-            Drawing.FIXED,
-            max_depth=min(self.options.tokens, size),
-            width=max(nodes.parents.count(parent) for nodes in found for parent in {*nodes.parents, 0}),
-            check=False,
-        )
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
 
     def observe(self, observations: Many[Observation]) -> None:
         """The store does not change."""

@@ -25,7 +25,7 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.none import roots_only
-from forerun.drafters.suffix_tree import EARLIER, OWN, Guess, Limits, Store, Trust, grow, plant
+from forerun.drafters.suffix_tree import EARLIER, OWN, Guess, Limits, Store, Trust, grow
 
 LEAD = 8
 """So many tokens of the prompt are remembered before an output: how answers begin is worth knowing, too."""
@@ -34,7 +34,7 @@ FORMAT = "forerun suffix 1"
 
 @dataclass(frozen=True)
 class Options:
-    tokens: int = 16
+    tokens: int = 15
     """How many tokens are drafted, at most."""
     max_match: int = 24
     """The longest suffix that is looked up."""
@@ -92,7 +92,8 @@ class Suffix:
             self._guesses[sequence.id] = guess
         if all(len(guess.tokens) == 1 for guess in guesses):
             return roots_only(sequences, self.device)
-        return plant(sequences, [(guess.tokens, guess.parents) for guess in guesses], self.device)
+        trees = [(guess.tokens, guess.parents) for guess in guesses]
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
 
     def values(self, sequence: Sequence) -> list[float]:
         """For each node of the last tree of a sequence the chance that it is accepted; 1 for the root."""

@@ -24,13 +24,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
-from forerun.core.drawing import Drawing
-from forerun.core.sequence import Sequence
-from forerun.core.tree import DraftTree
-
 RUNS = (8, 4, 2, 1)
 """The lengths of the runs that are looked up. Between them, matches are measured by comparing tokens."""
 PLACES = 16
@@ -279,45 +272,3 @@ def _chances(groups: list[Group], width: int) -> list[tuple[int, float]]:
         left -= trusted
     chances.sort(key=lambda item: -item[1])
     return chances[:width]
-
-
-def plant(sequences: Many[Sequence], trees: Many[tuple[list[int], list[int]]], device: torch.device) -> DraftTree:
-    """One batch of fixed trees, each given by its tokens and parents, the root first and parents before children.
-
-    `DraftTree.build` finds out who is above whom with some thirty small operations on tensors. Here it is known while
-    counting, and for trees of a few dozen nodes that is several times faster than the rest of the drafting.
-    """
-    batch, size = len(trees), max(len(tokens) for tokens, _ in trees)
-    tokens = np.zeros((batch, size), np.int64)
-    parents = np.full((batch, size), -1)
-    depths = np.zeros((batch, size), np.int64)
-    ancestors = np.zeros((batch, size, size), np.bool_)
-    ancestors[:, range(size), range(size)] = True
-    draws: list[tuple[tuple[int, int, int], int]] = []  # (tree, parent, rank) and the child
-    for b, (own_tokens, own_parents) in enumerate(trees):
-        tokens[b, : len(own_tokens)] = own_tokens
-        parents[b, : len(own_parents)] = own_parents
-        above, elders = [0], [0] * len(own_tokens)
-        for node, parent in enumerate(own_parents[1:], start=1):
-            above.append(above[parent] + 1)
-            ancestors[b, node] |= ancestors[b, parent]
-            draws.append(((b, parent, elders[parent]), node))
-            elders[parent] += 1
-        depths[b, : len(above)] = above
-    children = np.full((batch, size, 1 + max((place[2] for place, _ in draws), default=-1)), -1)
-    for place, node in draws:
-        children[place] = node
-    positions = depths + np.array([[sequence.position] for sequence in sequences])
-    return DraftTree(
-        tokens=torch.from_numpy(tokens).to(device),
-        parents=torch.from_numpy(parents).to(device),
-        depths=torch.from_numpy(depths).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        ancestors=torch.from_numpy(ancestors).to(device),
-        drawing=Drawing.FIXED,
-        children=torch.from_numpy(children).to(device),
-        q=None,
-        q_rows=None,
-        max_depth=int(depths.max()),
-        max_draws=size - 1,
-    )

@@ -284,7 +284,7 @@ class Engine:
         """The target's candidates for every node, for a drafter that wants them."""
         if not self.drafter.top or tree is None:
             return None
-        _, top = largest(output.logits, self.drafter.top)
+        _, top = largest(output.logits, self.drafter.top, output.peaks)
         result = []
         start = 0
         for tokens, parents in zip(packed.tokens, packed.parents, strict=True):

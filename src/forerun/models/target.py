@@ -21,6 +21,8 @@ class Output:
     likeliest: Tensor | None = None
     """[W] the token of each row's largest logit, the first of equals, where the pass finds it on the way; -1 where the
     logits are not all numbers."""
+    peaks: Tensor | None = None
+    """[W, V / B] the largest of each B logits of a row, in order, where the pass finds them on the way."""
 
 
 class TargetModel(Protocol):

@@ -181,3 +181,40 @@ void forerun_draws(const float *weights, int64_t rows, int64_t size, const doubl
         tokens[r] = i;
     }
 }
+
+static inline float entry(const void *scores, int64_t i, int half) {
+    if (!half) return ((const float *)scores)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)scores)[i] << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* Keep the `count` largest values seen so far, largest first, with their places; of equals the first seen. */
+static inline void offer(float value, int64_t place, int64_t count, float *values, int64_t *places) {
+    if (!(value > values[count - 1])) return;
+    int64_t at = count - 1;
+    for (; at > 0 && value > values[at - 1]; at--) {
+        values[at] = values[at - 1];
+        places[at] = places[at - 1];
+    }
+    values[at] = value;
+    places[at] = place;
+}
+
+/* The `count` ≤ 64 largest of each row of float32, or with `half` of bfloat16. `peaks` are the largest of each `block`
+ * entries: the blocks with the largest peaks hold them all. */
+void forerun_largest(const void *scores, int64_t half, int64_t rows, int64_t size, const float *peaks, int64_t block,
+                     int64_t count, float *values, int64_t *places) {
+    int64_t blocks = size / block;
+#pragma omp parallel for schedule(static) if (rows > 8)
+    for (int64_t r = 0; r < rows; r++) {
+        float *best = values + r * count, heights[64];
+        int64_t *found = places + r * count, where[64];
+        for (int64_t i = 0; i < count; i++) heights[i] = best[i] = -INFINITY, where[i] = found[i] = 0;
+        for (int64_t b = 0; b < blocks; b++) offer(peaks[r * blocks + b], b, count, heights, where);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t j = where[i] * block; j < (where[i] + 1) * block; j++)
+                offer(entry(scores, r * size + j, (int)half), j, count, best, found);
+    }
+}

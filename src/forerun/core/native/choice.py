@@ -56,6 +56,18 @@ def draws(weights: Tensor, u: Tensor) -> Tensor:
     return _tokens("forerun_draws", weights, u)
 
 
+def largest(scores: Tensor, count: int, peaks: Tensor) -> tuple[Tensor, Tensor]:
+    """The `count` ≤ 64 largest of each row of scores [R, V], float32 or bfloat16, and where they are; `peaks`
+    [R, V / B], in float32, are the largest of each B entries, and more than `count`."""
+    rows, size = scores.shape
+    values = torch.empty(rows, count)
+    places = torch.empty(rows, count, dtype=torch.int64)
+    half = int(scores.dtype == torch.bfloat16)
+    block = size // peaks.shape[1]
+    _call("forerun_largest", scores.contiguous(), half, rows, size, peaks.contiguous(), block, count, values, places)
+    return values.to(scores.dtype), places
+
+
 def _tokens(function: str, rows: Tensor, per_row: Tensor) -> Tensor:
     rows, per_row = rows.contiguous(), per_row.contiguous()
     tokens = torch.empty(rows.shape[0], dtype=torch.int64)

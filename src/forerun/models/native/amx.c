@@ -31,8 +31,8 @@ static void norm_row(const bf16 *x, const float *weight, int64_t size, double ep
 typedef enum { KEEP, ADD, GATE, LOGITS } Use;
 
 /* The first of the 32 logits from `token` on that is larger than all before them. NaN stays. */
-static inline void remember(__m512 a, __m512 b, int64_t token, float *highest, int64_t *likeliest) {
-    float best = _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+static inline void remember(__m512 a, __m512 b, int64_t token, float *peak, float *highest, int64_t *likeliest) {
+    float best = *peak = _mm512_reduce_max_ps(_mm512_max_ps(a, b));
     if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q)) *highest = NAN;
     if (!(best > *highest)) return;
     __mmask16 left = _mm512_cmpeq_ps_mask(a, _mm512_set1_ps(best));
@@ -67,7 +67,8 @@ static void use(Use how, const float *left, const float *right, int64_t rows, in
             store(place, a);
             store(place + 16, b);
             int64_t mine = omp_get_thread_num() * pass->wanted + row + r;
-            remember(wide(place), wide(place + 16), 32 * pair, pass->highest + mine, pass->likeliest + mine);
+            float *peak = pass->peaks + ((row + r) * width + 32 * pair) / 32;
+            remember(wide(place), wide(place + 16), 32 * pair, peak, pass->highest + mine, pass->likeliest + mine);
         }
     }
 }

@@ -50,8 +50,8 @@ Model = _structure(
 Pass = _structure(
     "Pass",
     "rows, segments, wanted, slots, threads, *x, *cosine, *sine, *cache, *row_slots, *first_row, *first_key, *keys, "
-    "*prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *highest, *likeliest, *normed, *queries, "
-    "*mixed, *act, *qkv, *scores, score_size",
+    "*prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *peaks, *highest, *likeliest, *normed, "
+    "*queries, *mixed, *act, *qkv, *scores, score_size",
 )
 
 
@@ -171,6 +171,7 @@ class AmxPass:
         height = -(-rows // TILE_ROWS) * TILE_ROWS
         heads, width = config.heads * config.head_dim, (config.heads + 2 * config.kv_heads) * config.head_dim
         scratch = [x.new_empty(height, size) for size in (config.hidden_size, heads, heads, config.intermediate_size)]
+        peaks = torch.empty(wanted.shape[0], config.vocab_size // TILE_ROWS)
         highest = torch.full((threads, wanted.shape[0]), -torch.inf)
         likeliest = torch.full((threads, wanted.shape[0]), -1)
         qkv = torch.empty(height, width)
@@ -184,17 +185,13 @@ class AmxPass:
                     *(batch.slots.data_ptr(), seen.first_row.data_ptr(), seen.first_key.data_ptr()),
                     *(seen.keys.data_ptr(), seen.prefix.data_ptr(), seen.tail_start.data_ptr(), seen.tail.data_ptr()),
                     *(wanted.data_ptr(), ctypes.addressof(active), ctypes.addressof(places)),
-                    *(
-                        logits.data_ptr(),
-                        highest.data_ptr(),
-                        likeliest.data_ptr(),
-                        *(part.data_ptr() for part in scratch),
-                    ),
+                    *(logits.data_ptr(), peaks.data_ptr(), highest.data_ptr(), likeliest.data_ptr()),
+                    *(part.data_ptr() for part in scratch),
                     *(qkv.data_ptr(), scores.data_ptr(), score_size),
                 )
             ),
         )
-        return Output(logits, features, _first(highest, likeliest))
+        return Output(logits, features, _first(highest, likeliest), peaks)
 
     def _keep(self, vector: Tensor) -> int:
         vector = vector.contiguous()

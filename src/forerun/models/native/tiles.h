@@ -36,6 +36,7 @@ typedef struct {
     const uint8_t *active;           /* [layers] 0 skips a layer */
     bf16 *const *features;           /* [layers + 1] where to copy the hidden states before a layer, or NULL */
     bf16 *logits;                    /* [wanted, vocabulary] */
+    float *peaks;                    /* [wanted, vocabulary / 32] the largest logit of each 32 tokens */
     float *highest;                  /* [threads][wanted] the largest logit of a thread's share, NaN if one is, */
     int64_t *likeliest;              /* [threads][wanted] and the first token that has it */
     bf16 *normed, *queries, *mixed, *act; /* scratch, rows rounded up to 32 */
