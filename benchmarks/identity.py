@@ -22,12 +22,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from scipy.stats import chisquare, kstest
 
 from benchmarks.short_model import first_layers
 from forerun.bench.provenance import provenance
 from forerun.core.law import LawSettings, law
 from forerun.core.params import SamplingParams
+from forerun.drafters import datastore
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup, make_drafter
 from forerun.engine.engine import Engine
@@ -57,18 +57,25 @@ class Method:
     @property
     def label(self) -> str:
         tree = self.options.get("tree")
-        model = self.options.get("model")
+        model = self.options.get("model", self.options.get("models"))
+        tree = tree or ("2 samples of 3" if "samples" in self.options else None)
         draft = "" if model is None else "first layers, "
         return self.name + (f" ({draft}{tree})" if tree else "")
 
 
-def methods(short: Path, trees: bool) -> list[Method]:
+def methods(short: Path, store: Path, trees: bool) -> list[Method]:
+    """`short` is a draft model, `store` a datastore."""
     found = [
         Method("none", {}),
-        Method("ngram", {}),
+        *(Method(name, {}) for name in ("ngram", "suffix", "recycling", "lookahead", "layer_skip", "combine")),
+        Method("retrieval", {"store": str(store)}),
         Method("draft_model", {"model": str(short), "tree": "3"}),
     ]
-    return [*found, Method("draft_model", {"model": str(short), "tree": "3,2,1"})] if trees else found
+    slow = [
+        Method("draft_model", {"model": str(short), "tree": "3,2,1"}),
+        Method("multi_draft", {"models": str(short), "samples": 2, "length": 3}),
+    ]
+    return [*found, *slow] if trees else found
 
 
 @dataclass(frozen=True)
@@ -231,6 +238,8 @@ def check_seeded(bench: Bench, prompts: list[list[int]], tried: list[Method]) ->
 def check_law(bench: Bench, contexts: list[list[int]], tried: list[Method], samples: int) -> dict[str, Any]:
     """Chi-square of the first three tokens at each context; over all contexts the p-values must look uniform. The first
     token comes from the pass that reads the context, the others from steps that draft."""
+    from scipy.stats import kstest
+
     params = SamplingParams(temperature=1.0, top_k=4, max_tokens=6, ignore_eos=True, n=samples)
     expected = [beginnings(bench.target, context, LawSettings.of([params])) for context in contexts]
     rows = []
@@ -277,6 +286,8 @@ def beginnings(target: TargetModel, context: list[int], settings: LawSettings, l
 
 def p_value(counts: dict[tuple[int, ...], int], wanted: Beginnings, samples: int) -> float:
     """Outcomes expected less than five times are counted together."""
+    from scipy.stats import chisquare
+
     observed, expected = [0.0], [0.0]
     for outcome, probability in wanted.items():
         if probability * samples < 5:
@@ -310,6 +321,14 @@ def say(part: str, row: dict[str, Any]) -> None:
     print(part, json.dumps(row), file=sys.stderr, flush=True)
 
 
+def joined(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """Rows of drafters that this run did not try stay."""
+    if before is None or "rows" not in now:
+        return now
+    tried = {row["drafter"] for row in now["rows"]}
+    return now | {"rows": [*(row for row in before["rows"] if row["drafter"] not in tried), *now["rows"]]}
+
+
 PARTS = ("greedy", "half", "seeded", "law", "batch")
 
 
@@ -322,6 +341,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200)
     parser.add_argument("--batches", default="1,8", help="batch sizes in bfloat16")
     parser.add_argument("--no-trees", action="store_true", help="leave out the sampled tree, which is slow on a CPU")
+    parser.add_argument("--drafters", help="only these, by name; results of others that are there are kept")
     parser.add_argument("--parts", default=",".join(PARTS), help="which of: %(default)s")
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")
@@ -336,7 +356,13 @@ def main() -> None:
     contexts = prompts_of(arguments.data, arguments.contexts, lambda text: tokenizer.encode(text)[:16])
     with TemporaryDirectory() as folder:
         short = first_layers(full.source.folder, Path(folder) / "short", layers=20)
-        tried = methods(short, not arguments.no_trees)
+        store = Path(folder) / "prompts.store"
+        texts = [tokenizer.encode(tokenizer.decode(prompt)) for prompt in prompts]
+        datastore.build(store, texts, vocabulary=full.target.vocab_size, fingerprint=tokenizer.fingerprint)
+        tried = methods(short, store, not arguments.no_trees)
+        if arguments.drafters:
+            chosen = arguments.drafters.split(",")
+            tried = [tried[0], *(method for method in tried[1:] if method.name in chosen)]
         work: dict[str, Callable[[], dict[str, Any]]] = {
             "greedy": lambda: check_greedy(full, prompts, tried),
             "half": lambda: check_half(half, full, prompts, tried, batches),
@@ -345,7 +371,7 @@ def main() -> None:
             "batch": lambda: check_batch(half, prompts[:8], 3),
         }
         for part in parts:
-            result[part] = work[part]()
+            result[part] = joined(result.get(part), work[part]())
             result["provenance"] = provenance({"prompts": arguments.prompts, "samples": arguments.samples})
             arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
