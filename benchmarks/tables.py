@@ -102,6 +102,68 @@ def identity() -> str:
     return "\n".join([*lines, "", footnote(result)])
 
 
+def spec_bench() -> str:
+    """Speedups over plain decoding by category, a line per method."""
+    result = load("spec-bench-cpu")
+    rows = {(row["drafter"], row["category"]): row for row in result["rows"]}
+    drafters = list(dict.fromkeys(drafter for drafter, _ in rows))
+    categories = [category for drafter, category in rows if drafter == drafters[0] and category != "overall"]
+    conversation = [category for category in categories if category not in TASKS]
+    columns = [*TASKS, "chat"]
+    lines = [
+        "| method | tokens/s | tokens per pass | speedup | same text | " + " | ".join(columns) + " |",
+        "|---|---:|---:|---:|---:|" + "---:|" * len(columns),
+    ]
+    for drafter in drafters:
+        row = rows[drafter, "overall"]
+        cells = [_speedup(rows[drafter, category]) for category in TASKS]
+        least = min(rows[drafter, category]["speedup"] for category in conversation)
+        most = max(rows[drafter, category]["speedup"] for category in conversation)
+        cells.append(f"{least:.2f}–{most:.2f}×")
+        same = f"{row['identical']}/{row['answers']}"
+        figures = [f"{row['tokens_per_second']:.1f}", f"{row['tokens_per_pass']:.2f}", f"**{row['speedup']:.2f}×**"]
+        lines.append("| " + " | ".join([drafter, *figures, same, *cells]) + " |")
+    return "\n".join([*lines, "", footnote(result)])
+
+
+TASKS = ("summarization", "rag", "translation", "qa", "math_reasoning")
+
+
+def _speedup(row: dict[str, Any]) -> str:
+    return f"{row['speedup']:.2f}× ({row['tokens_per_pass']:.2f})"
+
+
+def spec_bench_categories() -> str:
+    """Tokens per second and per pass in every category."""
+    result = load("spec-bench-cpu")
+    rows = {(row["drafter"], row["category"]): row for row in result["rows"]}
+    drafters = list(dict.fromkeys(drafter for drafter, _ in rows))
+    categories = [category for drafter, category in rows if drafter == drafters[0]]
+    lines = [
+        "| tokens/s (per pass) | " + " | ".join(drafters) + " |",
+        "|---|" + "---:|" * len(drafters),
+    ]
+    for category in categories:
+        cells = [rows[drafter, category] for drafter in drafters]
+        texts = [f"{cell['tokens_per_second']:.0f} ({cell['tokens_per_pass']:.2f})" for cell in cells]
+        lines.append(f"| {category} | " + " | ".join(texts) + " |")
+    shares = [f"{100 * rows[drafter, 'overall']['outside_share']:.1f}%" for drafter in drafters]
+    lines.append("| outside model and drafter | " + " | ".join(shares) + " |")
+    return "\n".join([*lines, "", footnote(result)])
+
+
+def row_cost() -> str:
+    """A pass by its number of rows, before and after the work on it."""
+    before, after = load("row-cost-before"), load("row-cost-cpu")
+    now = {row["rows"]: row for row in after["rows"]}
+    one = now[1]["ms"]
+    lines = ["| rows | before, ms | now, ms | now, of one row |", "|---:|---:|---:|---:|"]
+    for row in before["rows"]:
+        found = now[row["rows"]]["ms"]
+        lines.append(f"| {row['rows']} | {row['ms']:.1f} | {found:.1f} | {found / one:.2f} |")
+    return "\n".join([*lines, "", footnote(after)])
+
+
 PARTS = ("greedy", "seeded", "half", "law")
 NOT_RUN: dict[str, list[dict[str, Any]]] = {"rows": []}
 
@@ -132,7 +194,10 @@ def load(name: str) -> dict[str, Any]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "identity": identity,
+    "row-cost": row_cost,
     "rules": rules,
+    "spec-bench": spec_bench,
+    "spec-bench-categories": spec_bench_categories,
     "verification-cpu": lambda: verification("verification-cpu"),
     "verification-cuda": lambda: verification("verification-cuda"),
 }

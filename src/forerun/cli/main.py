@@ -69,6 +69,9 @@ def forerun_command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in `SystemExit`."""
+    # Read when PyTorch is loaded, which is later. Threads that spin while they wait gain nothing here, and on a machine
+    # that is busy otherwise they cost a third and more (docs/log.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if sys.stdout is None:  # closed, as by `>&-`: nothing could be said, so nothing is done
         _complain("there is no standard output: leave it open, or send it to /dev/null")
         raise SystemExit(1)

@@ -29,10 +29,13 @@ class Product:
 
     def prepare(self) -> None:
         weights = [part.weight.data for part in self.parts]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        packed = weights[0].device.type == "cpu" and packs(weights[0].dtype)
+        if len(weights) == 1 and not packed:  # it is what it is
+            return
+        weight = torch.cat(weights)
         if self.parts[0].bias is not None:
             self.bias = torch.cat([part.bias.data for part in self.parts])
-        if weight.device.type == "cpu" and packs(weight.dtype):
+        if packed:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, EXPECTED_ROWS)
             return
         self.weight = weight
@@ -48,8 +51,9 @@ class Product:
     def __call__(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """x [R, in] → [R, out], added to `plus` [R, out] where there is one."""
         if self.packed is None:
-            assert self.weight is not None, "prepare first"
-            result = functional.linear(x, self.weight, self.bias)
+            only = self.parts[0]
+            weight, bias = (only.weight, only.bias) if self.weight is None else (self.weight, self.bias)
+            result = functional.linear(x, weight, bias)
             return result if plus is None else plus + result
         if plus is None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
