@@ -43,6 +43,9 @@ class StepLaws:
         return self._laws(places, self.logits[[self._row[place] for place in places]])
 
     def rows(self, sequences: Tensor, nodes: Tensor) -> Tensor:
+        if not sequences.shape[0]:
+            exact = torch.promote_types(self.logits.dtype, torch.float32)
+            return self.logits.new_empty(0, self.shape[2], dtype=exact)
         return torch.stack(self._laws_at((sequences * self.shape[1] + nodes).tolist()))
 
     def entries(self, nodes: Tensor, tokens: Tensor) -> Tensor:
