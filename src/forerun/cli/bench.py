@@ -87,6 +87,8 @@ def bench(
     if json_file is not None:
         arguments = {"drafters": names, "options": options, "model": model, "dtype": dtype, "questions": len(questions)}
         arguments |= {"max_tokens": max_tokens, "turns": turns, "repeat": repeat, "top_p": top_p, "seed": seed}
+        arguments |= {"temperature": temperature, "batch": batches, "per_category": per_category, "limit": limit}
+        arguments |= {"peer_rounds": peer_rounds}
         answer = {"rows": rows, "provenance": provenance(arguments)}
         write_whole(json_file, (json.dumps(answer, indent=1) + "\n").encode())
 

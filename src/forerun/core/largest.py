@@ -21,7 +21,8 @@ def largest(scores: Tensor, count: int, peaks: Tensor | None = None) -> tuple[Te
     if scores.device.type != "cpu" or size % block or size < 8 * block * count:
         values, places = scores.topk(min(count, size), -1)
         return values, places
-    if peaks is not None and count <= 64 and native.library() is not None:
+    plain = scores.dtype in (torch.float32, torch.bfloat16)
+    if peaks is not None and plain and 0 < count <= 64 and native.library() is not None:
         return native.largest(scores, count, peaks)
     blocks = scores.view(rows, -1, block)
     best = (blocks.amax(-1) if peaks is None else peaks).topk(count, -1).indices  # [R, count]

@@ -148,9 +148,9 @@ def law(logits: Tensor, settings: LawSettings, context: Context | None = None, m
     # infinity would make 0/0 or -inf/inf of a row.
     limits = torch.finfo(scores.dtype)
     temperature = settings.temperature.masked_fill(greedy, 1.0).clamp(limits.tiny, limits.max).to(scores.dtype)
-    scores = (scores - best) / temperature
     if settings.largest_top_k > 0:
         scores = _keep_top_k(scores, settings)
+    scores = (scores - best) / temperature
     p = torch.softmax(scores, -1)
     if settings.truncates_mass or settings.truncates_ratio:
         # Softmax again instead of dividing by a sum: it is the same for a row in any batch, and rows that keep

@@ -18,9 +18,9 @@ class RMSNorm(nn.Module):
 
     def prepare(self) -> None:
         """On a CPU the norm would be eight small operations, while `layer_norm` is one. A row beside its negative has
-        mean zero, and as its variance the row's mean square: the first half of its `layer_norm` is the row's norm, in
-        float32 but for the rounding of a sum."""
-        if self.weight.device.type == "cpu" and self.weight.dtype != torch.float16:
+        mean zero, and as its variance the row's mean square: the first half of its `layer_norm` is the row's norm. Not
+        in float32: the mean is zero but for the rounding of a sum, which outliers make felt there."""
+        if self.weight.device.type == "cpu" and self.weight.dtype == torch.bfloat16:
             weight = self.offset + self.weight.data.float()
             self.mirrored = torch.cat([weight, torch.zeros_like(weight)])
 

@@ -6,10 +6,14 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+import torch
 
 SECONDS = 120
 """A compiler that takes longer hangs."""
@@ -28,7 +32,7 @@ def cache_folder() -> Path:
 def load(source: Path, flags: list[str]) -> ctypes.CDLL | None:
     """The library, or None where it cannot be built; the log says why."""
     compiler = _compiler()
-    if compiler is None:
+    if not compiler:
         _log.info("no C compiler was found (on Debian: apt install gcc): passes run in PyTorch")
         return None
     try:
@@ -37,20 +41,24 @@ def load(source: Path, flags: list[str]) -> ctypes.CDLL | None:
         return ctypes.CDLL(str(library))
     except subprocess.CalledProcessError as error:
         _log.warning("%s could not be compiled, passes run in PyTorch: %s", source.name, error.stderr.strip()[-500:])
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home folder
         _log.warning("%s could not be built, passes run in PyTorch: %s", source.name, error)
     return None
 
 
-def _compiler() -> str | None:
-    named = os.environ.get("CC")
-    return shutil.which(named) if named else shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+def _compiler() -> list[str]:
+    """The command that compiles, as `CC` has it or as it is found; empty if there is none."""
+    if named := shlex.split(os.environ.get("CC", "")):
+        return named if shutil.which(named[0]) else []
+    found = shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+    return [found] if found else []
 
 
-def _build(source: Path, flags: list[str], compiler: str) -> Path:
+def _build(source: Path, flags: list[str], compiler: list[str]) -> Path:
     texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
-    recipe = b"\0".join([*texts, _run([compiler, "--version"]).encode(), *map(str.encode, flags)])
-    name = f"{source.stem}-{hashlib.sha256(recipe).hexdigest()[:16]}.so"
+    machine = f"{platform.machine()} {torch.cpu.get_capabilities()}"  # a cache may be shared by several
+    recipe = [*compiler, _run([*compiler, "--version"]), machine, *flags]
+    name = f"{source.stem}-{hashlib.sha256(b'|'.join([*texts, *map(str.encode, recipe)])).hexdigest()[:16]}.so"
     library = cache_folder() / "native" / name
     if library.exists():
         return library
@@ -58,8 +66,8 @@ def _build(source: Path, flags: list[str], compiler: str) -> Path:
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         compiled, linked = Path(scratch, "pass.o"), Path(scratch, "pass.so")
         # Linked without OpenMP: the one that PyTorch brings is in memory already, and two would fight for the cores.
-        _run([compiler, *flags, "-fopenmp", "-fPIC", "-c", str(source), "-o", str(compiled)])
-        _run([compiler, "-shared", str(compiled), "-lm", "-o", str(linked)])
+        _run([*compiler, *flags, "-fopenmp", "-fPIC", "-c", str(source), "-o", str(compiled)])
+        _run([*compiler, "-shared", str(compiled), "-lm", "-o", str(linked)])
         os.replace(linked, library)
     return library
 

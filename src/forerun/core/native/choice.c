@@ -211,9 +211,9 @@ void forerun_largest(const void *scores, int64_t half, int64_t rows, int64_t siz
     for (int64_t r = 0; r < rows; r++) {
         float *best = values + r * count, heights[64];
         int64_t *found = places + r * count, where[64];
-        for (int64_t i = 0; i < count; i++) heights[i] = best[i] = -INFINITY, where[i] = found[i] = 0;
+        for (int64_t i = 0; i < count; i++) heights[i] = best[i] = -INFINITY, where[i] = -1, found[i] = i;
         for (int64_t b = 0; b < blocks; b++) offer(peaks[r * blocks + b], b, count, heights, where);
-        for (int64_t i = 0; i < count; i++)
+        for (int64_t i = 0; i < count && where[i] >= 0; i++)
             for (int64_t j = where[i] * block; j < (where[i] + 1) * block; j++)
                 offer(entry(scores, r * size + j, (int)half), j, count, best, found);
     }

@@ -41,19 +41,22 @@ def laws(
     p = torch.empty_like(scores)
     scratch = torch.empty_like(scores)
     counts = torch.empty(rows, COUNTS, dtype=torch.int64)
-    columns = [column.contiguous() for column in (best, choice, temperature, top_k, top_p, min_p)]
+    kinds = ((best, scores.dtype), (temperature, torch.float64), (top_p, torch.float64), (min_p, torch.float64))
+    best, temperature, top_p, min_p = (_column(column, rows, dtype) for column, dtype in kinds)
+    choice, top_k = _column(choice, rows, torch.int64), _column(top_k, rows, torch.int64)
+    columns = (best, choice, temperature, top_k, top_p, min_p)
     _call("forerun_laws", scores, rows, size, *columns, p, scratch, counts)
     return p
 
 
 def race(p: Tensor, keys: Tensor) -> Tensor:
     """[R] the first to arrive under p [R, V] and keys [R]."""
-    return _tokens("forerun_race", p, keys)
+    return _tokens("forerun_race", p, _column(keys, p.shape[0], torch.int64))
 
 
 def draws(weights: Tensor, u: Tensor) -> Tensor:
     """[R] the tokens at quantiles u [R] of weights [R, V]."""
-    return _tokens("forerun_draws", weights, u)
+    return _tokens("forerun_draws", weights, _column(u, weights.shape[0], torch.float64))
 
 
 def largest(scores: Tensor, count: int, peaks: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,8 +71,13 @@ def largest(scores: Tensor, count: int, peaks: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(scores.dtype), places
 
 
+def _column(values: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """One number for each row, as C reads it."""
+    return values.to("cpu", dtype).reshape(-1).expand(rows).contiguous()
+
+
 def _tokens(function: str, rows: Tensor, per_row: Tensor) -> Tensor:
-    rows, per_row = rows.contiguous(), per_row.contiguous()
+    rows = rows.contiguous()
     tokens = torch.empty(rows.shape[0], dtype=torch.int64)
     _call(function, rows, *rows.shape, per_row, tokens)
     return tokens
