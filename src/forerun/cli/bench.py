@@ -80,17 +80,18 @@ def bench(
 
         loaded = LoadedModel.load(model, dtype=dtype, device=device, progress=told)
     contest = Contest(questions, _methods(names, options, loaded, dtype, peer_rounds), params, batches, repeat)
+    arguments = {"drafters": names, "options": options, "model": model, "dtype": dtype, "questions": len(questions)}
+    arguments |= {"max_tokens": max_tokens, "turns": turns, "repeat": repeat, "top_p": top_p, "seed": seed}
+    arguments |= {"temperature": temperature, "batch": batches, "per_category": per_category, "limit": limit}
+    origin = provenance(
+        arguments | {"peer_rounds": peer_rounds}
+    )  # of what is loaded now
     rows = _run(contest)
     console = output()
     for size in batches:
         print_whole(console, _table([row for row in rows if row["batch"] == size], size))
     if json_file is not None:
-        arguments = {"drafters": names, "options": options, "model": model, "dtype": dtype, "questions": len(questions)}
-        arguments |= {"max_tokens": max_tokens, "turns": turns, "repeat": repeat, "top_p": top_p, "seed": seed}
-        arguments |= {"temperature": temperature, "batch": batches, "per_category": per_category, "limit": limit}
-        arguments |= {"peer_rounds": peer_rounds}
-        answer = {"rows": rows, "provenance": provenance(arguments)}
-        write_whole(json_file, (json.dumps(answer, indent=1) + "\n").encode())
+        write_whole(json_file, (json.dumps({"rows": rows, "provenance": origin}, indent=1) + "\n").encode())
 
 
 def _options(names: list[str], given: list[str]) -> dict[str, dict[str, str]]:
