@@ -83,9 +83,7 @@ def bench(
     arguments = {"drafters": names, "options": options, "model": model, "dtype": dtype, "questions": len(questions)}
     arguments |= {"max_tokens": max_tokens, "turns": turns, "repeat": repeat, "top_p": top_p, "seed": seed}
     arguments |= {"temperature": temperature, "batch": batches, "per_category": per_category, "limit": limit}
-    origin = provenance(
-        arguments | {"peer_rounds": peer_rounds}
-    )  # of what is loaded now
+    origin = provenance(arguments | {"peer_rounds": peer_rounds})  # of what is loaded now
     rows = _run(contest)
     console = output()
     for size in batches:
