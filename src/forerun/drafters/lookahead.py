@@ -117,9 +117,6 @@ class Trie:
 
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
-    depths: list[int] = field(default_factory=lambda: [0])
-    counts: list[int] = field(default_factory=lambda: [0])
-    """Children of each node."""
     known: dict[tuple[int, int], int] = field(default_factory=dict)
     """(parent, token) → node"""
 
@@ -133,9 +130,6 @@ class Trie:
                 child = self.known[node, token] = len(self.tokens)
                 self.tokens.append(token)
                 self.parents.append(node)
-                self.depths.append(self.depths[node] + 1)
-                self.counts.append(0)
-                self.counts[node] += 1
             node = child
         return node
 
