@@ -42,7 +42,7 @@ if INTERPRETED:
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where the Triton source of this session runs."""
+    """Where the Triton source runs in this run of the tests."""
     return torch.device("cuda" if ON_GPU else "cpu")
 
 
