@@ -94,7 +94,9 @@ class Bucket:
         number = torch.arange(batch, dtype=torch.int32)
         tensors = (number * rows, torch.full_like(number, rows), torch.full_like(number, context), blocks, seen)
         starts, counts, contexts, blocks, seen = (tensor.cuda() for tensor in tensors)
-        self.packed = PackedRows(starts, counts, contexts, blocks, seen, (context + depths).cuda(), rows, context)
+        self.packed = PackedRows(
+            starts, counts, contexts, counts, blocks, seen, (context + depths).cuda(), rows, context
+        )
 
     def launch(self, layer: int, plan: Plan | None = None) -> Tensor:
         keys, values = self.whole[layer, :, 0], self.whole[layer, :, 1]

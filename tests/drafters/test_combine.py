@@ -22,7 +22,6 @@ from tests.drafters.models import paths_of, sequence, setup
 from tests.drafters.test_text import engine, requests
 from tests.engine.tiny import drain
 
-CPU = torch.device("cpu")
 Path = tuple[int, ...]
 
 
@@ -70,7 +69,7 @@ class Knows(Says):
 
 
 def combine(first: Says, second: Says, **options: Any) -> Combine:
-    return Combine(first, second, Options(**options), CPU)
+    return Combine(first, second, Options(**options))
 
 
 def text(number: int = 0) -> Sequence:

@@ -22,7 +22,6 @@ from tests.drafters.contract import check_nodes
 from tests.drafters.models import paths_of, sequence
 from tests.engine.tiny import drain, tiny_model
 
-CPU = torch.device("cpu")
 PLENTY = Budget(64, 64)
 Target = Callable[[list[int]], int]
 
@@ -137,7 +136,7 @@ class Paper:
 def test_equals_the_papers_window(prompt: list[int], sizes: tuple[int, int, int], reads: bool, target: Target) -> None:
     window, level, candidates = sizes
     options = Options(window=window, level=level, candidates=candidates, prompt=reads)
-    made, paper, one = Lookahead(options, CPU), Paper(options), text(list(prompt))
+    made, paper, one = Lookahead(options), Paper(options), text(list(prompt))
     for _ in range(12):
         before = list(one.tokens)
         if not reads:
@@ -155,7 +154,7 @@ def test_equals_the_papers_window(prompt: list[int], sizes: tuple[int, int, int]
 def test_the_window_is_a_comb() -> None:
     options = Options(window=3, level=4, candidates=1, prompt=False)
     one = text([10, 11, 12, 13, 14, 15, 16, 17, 18, 19])
-    tree = Lookahead(options, CPU).draft([one], [PLENTY])
+    tree = Lookahead(options).draft([one], [PLENTY])
     a, b, c = (mixed(10 + (column << 32)) % 10 for column in range(3))
     run = [[10 + (start + level) % 10 for level in range(3)] for start in (a, b, c)]
     spine = (run[1][0], run[2][0])
@@ -176,7 +175,7 @@ def test_the_window_finds_what_no_text_has_shown() -> None:
     """A target that says how long the text is never repeats itself: from the text alone nothing could be drafted."""
     passes = {}
     for window in (0, 5):
-        made, one = Lookahead(Options(window=window, level=4), CPU), text([0, 0])
+        made, one = Lookahead(Options(window=window, level=4)), text([0, 0])
         passes[window] = 0
         while len(one.tokens) < 102:
             step(made, [one], len, [PLENTY])
@@ -192,7 +191,7 @@ def test_tight_budgets_are_shared(window: int, level: int, candidates: int) -> N
     one = text([1, 2, 1, 3, 1, 4, 1, 5, 1, 6, 1] * 3)
     for nodes in range(40):
         for depth in range(9):
-            made = Lookahead(options, CPU)
+            made = Lookahead(options)
             tree = made.draft([one], [Budget(nodes, depth)])
             drafted = int((tree.parents >= 0).sum())
             assert drafted <= nodes
@@ -203,12 +202,12 @@ def test_tight_budgets_are_shared(window: int, level: int, candidates: int) -> N
             checked, _ = check(tree, 0, one, moody)
             made.observe([Observation(one, [9], {}, 0, checked)])
             assert len(made._states[one.id].columns) >= columns or min(nodes, depth) < 1
-    assert Lookahead(options, CPU)._columns_for(PLENTY) == window
+    assert Lookahead(options)._columns_for(PLENTY) == window
 
 
 def test_changing_budgets_cost_columns_and_never_the_text() -> None:
     chosen = random.Random(1)
-    made, one = Lookahead(Options(), CPU), text([1, 2, 3])
+    made, one = Lookahead(Options()), text([1, 2, 3])
     for _ in range(60):
         step(made, [one], moody, [Budget(chosen.choice([0, 1, 4, 9, 64]), chosen.choice([0, 1, 3, 64]))])
     plain = [1, 2, 3]
@@ -221,7 +220,7 @@ def test_a_batch_equals_each_alone() -> None:
     limits = [PLENTY, Budget(7, 3), Budget(0, 0), Budget(20, 64)]
     together = [sequence(number, vocabulary=7) for number in range(4)]
     alone = [sequence(number, vocabulary=7) for number in range(4)]
-    made, others = Lookahead(Options(), CPU), [Lookahead(Options(), CPU) for _ in alone]
+    made, others = Lookahead(Options()), [Lookahead(Options()) for _ in alone]
     for _ in range(10):
         tree = step(made, together, moody, limits)
         for row, (other, one, limit) in enumerate(zip(others, alone, limits, strict=True)):
@@ -230,14 +229,14 @@ def test_a_batch_equals_each_alone() -> None:
 
 
 def test_a_text_that_stepped_back_goes_on_like_a_new_one() -> None:
-    made, one = Lookahead(Options(), CPU), text([1, 2, 3, 1, 2])
+    made, one = Lookahead(Options()), text([1, 2, 3, 1, 2])
     for _ in range(5):
         step(made, [one], moody, [PLENTY])
     made.forget(one)
     made.forget(one)
-    checked, _ = check(Lookahead(Options(), CPU).draft([one], [PLENTY]), 0, one, moody)
+    checked, _ = check(Lookahead(Options()).draft([one], [PLENTY]), 0, one, moody)
     made.observe([Observation(one, [4], {}, 0, checked)])  # of a text that was never drafted for
-    fresh = Lookahead(Options(), CPU)
+    fresh = Lookahead(Options())
     assert paths_of(made.draft([one], [PLENTY]), 0) == paths_of(fresh.draft([one], [PLENTY]), 0)
 
 
@@ -259,7 +258,7 @@ def test_the_pool_keeps_what_was_used_last() -> None:
 
 def run(**options: Any) -> tuple[Any, Engine]:
     target = tiny_model()
-    made = Engine(target, Lookahead(Options(**options), CPU), slots=512)
+    made = Engine(target, Lookahead(Options(**options)), slots=512)
     params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     return drain(made, [Request([7, 8, 9, number], params) for number in range(3)]), made
 
@@ -290,13 +289,13 @@ def test_refusals(options: dict[str, Any], reason: str) -> None:
 
 
 def test_without_a_window_nothing_is_asked_of_the_target() -> None:
-    assert Lookahead(Options(window=0), CPU).top == 0
-    assert Lookahead(Options(), CPU).top == 1
+    assert Lookahead(Options(window=0)).top == 0
+    assert Lookahead(Options()).top == 1
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_time_is_printed(batch: int) -> None:
-    chosen, made = random.Random(0), Lookahead(Options(), CPU)
+    chosen, made = random.Random(0), Lookahead(Options())
     running = [sequence(number, length=1000, vocabulary=400) for number in range(batch)]
     drafting, learning = [], []
     for _ in range(100):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import time
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +12,6 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget
 from forerun.drafters.ngram import PLACES, NGram, Options
 from tests.drafters.models import paths_of, sequence
-
-CPU = torch.device("cpu")
 
 
 def text(tokens: list[int]) -> Sequence:
@@ -72,7 +69,7 @@ def test_equals_a_naive_search(
 ) -> None:
     shortest, more = lengths
     options = Options(tokens=copies[0], candidates=copies[1], min_match=shortest, max_match=shortest + more)
-    drafter, one = NGram(options, CPU), text(tokens)
+    drafter, one = NGram(options), text(tokens)
     for step in ([], *later):  # the index grows with the text
         one.commit(step)
         tree = drafter.draft([one], [budget])
@@ -82,30 +79,30 @@ def test_equals_a_naive_search(
 
 def test_the_latest_of_the_longest_matches_is_copied() -> None:
     tokens = [1, 2, 3, 50, 51, 9, 2, 3, 60, 61, 8, 1, 2, 3]
-    one = NGram(Options(tokens=2, min_match=1), CPU).draft([text(tokens)], [Budget(8, 8)])
+    one = NGram(Options(tokens=2, min_match=1)).draft([text(tokens)], [Budget(8, 8)])
     assert drafted(one) == {(), (50,), (50, 51)}  # 1 2 3 beats the later 2 3
-    two = NGram(Options(tokens=2, min_match=1, candidates=2), CPU).draft([text(tokens)], [Budget(8, 8)])
+    two = NGram(Options(tokens=2, min_match=1, candidates=2)).draft([text(tokens)], [Budget(8, 8)])
     assert drafted(two) == {(), (50,), (50, 51), (60,), (60, 61)}
     assert two.tokens[0, two.children[0, 0]].tolist() == [50, 60]  # the better match comes first
 
 
 def test_a_repeated_pattern_is_drafted_at_full_length() -> None:
-    tree = NGram(Options(tokens=7), CPU).draft([text([5, 6, 7, 5, 6, 7, 5, 6])], [Budget(8, 8)])
+    tree = NGram(Options(tokens=7)).draft([text([5, 6, 7, 5, 6, 7, 5, 6])], [Budget(8, 8)])
     assert tree.tokens.tolist() == [[6, 7, 5, 6, 7, 5, 6, 7]]
 
 
 def test_nothing_to_copy_is_plain_decoding() -> None:
-    tree = NGram(Options(), CPU).draft([text([1, 2, 3]), text([4])], [Budget(8, 8), Budget(8, 8)])
+    tree = NGram(Options()).draft([text([1, 2, 3]), text([4])], [Budget(8, 8), Budget(8, 8)])
     assert tree.size == 1
 
 
 def test_a_batch_equals_each_alone_and_forgetting_changes_nothing() -> None:
     texts = [sequence(number, length=60, vocabulary=4) for number in range(4)]
     budgets = [Budget(9, 5), Budget(0, 5), Budget(4, 2), Budget(9, 9)]
-    drafter = NGram(Options(candidates=3), CPU)
+    drafter = NGram(Options(candidates=3))
     together = drafter.draft(texts, budgets)
     for row, (one, budget) in enumerate(zip(texts, budgets, strict=True)):
-        alone = NGram(Options(candidates=3), CPU).draft([one], [budget])
+        alone = NGram(Options(candidates=3)).draft([one], [budget])
         assert paths_of(together, row) == paths_of(alone, 0)
     drafter.forget(texts[0])
     assert paths_of(drafter.draft(texts[:1], budgets[:1]), 0) == paths_of(together, 0)
@@ -136,7 +133,7 @@ def test_refusals(options: dict[str, int], reason: str) -> None:
 @pytest.mark.parametrize("candidates", [1, 3])
 def test_time_is_printed(candidates: int) -> None:
     one = sequence(1, length=6000, vocabulary=500)
-    drafter = NGram(Options(candidates=candidates, min_match=1), CPU)
+    drafter = NGram(Options(candidates=candidates, min_match=1))
     start = time.perf_counter()
     drafter.draft([one], [Budget(24, 8)])
     first = time.perf_counter() - start

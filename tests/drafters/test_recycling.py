@@ -23,7 +23,6 @@ from tests.drafters.contract import check_nodes
 from tests.drafters.models import VOCABULARY, accept_some, paths_of, sequence
 from tests.engine.tiny import drain, tiny_model
 
-CPU = torch.device("cpu")
 PLENTY = Budget(64, 64)
 Table = dict[int, list[int]]
 
@@ -33,7 +32,7 @@ def text(tokens: list[int], number: int = 0) -> Sequence:
 
 
 def drafter(vocabulary: int = VOCABULARY, **options: Any) -> Recycling:
-    return Recycling(Options(**{"prompt": False, **options}), vocabulary, CPU)
+    return Recycling(Options(**{"prompt": False, **options}), vocabulary)
 
 
 def teach(made: Recycling, table: Table) -> None:
@@ -206,7 +205,7 @@ def test_all_texts_share_the_table_and_forgetting_leaves_it() -> None:
 
 def run(**options: Any) -> tuple[Any, Engine]:
     target = tiny_model()
-    made = Engine(target, Recycling(Options(**options), target.vocab_size, CPU), slots=512)
+    made = Engine(target, Recycling(Options(**options), target.vocab_size), slots=512)
     params = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
     return drain(made, [Request([7, 8, 9, number], params) for number in range(3)]), made
 
@@ -239,17 +238,17 @@ def test_refusals(options: dict[str, Any], reason: str) -> None:
 
 
 def test_fewer_candidates_make_a_narrower_shape() -> None:
-    assert Recycling(Options(top=2), VOCABULARY, CPU).shape.width == 2
-    chain = Recycling(Options(top=1), VOCABULARY, CPU)
+    assert Recycling(Options(top=2), VOCABULARY).shape.width == 2
+    chain = Recycling(Options(top=1), VOCABULARY)
     assert not chain.branches
     assert chain.shape.depth == len(ACCEPTANCE)
-    assert not Recycling(Options(tree="3"), VOCABULARY, CPU).branches
+    assert not Recycling(Options(tree="3"), VOCABULARY).branches
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_time_is_printed(batch: int) -> None:
     vocabulary, chosen = 49_152, random.Random(0)
-    made = Recycling(Options(), vocabulary, CPU)
+    made = Recycling(Options(), vocabulary)
     teach(made, {token: chosen.sample(range(500), 8) for token in range(500)})
     running = [sequence(number, length=500, vocabulary=500) for number in range(batch)]
     drafting, learning = [], []

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +21,6 @@ from forerun.drafters.find import Setup, make_drafter
 from forerun.drafters.retrieval import PLACES, Options, Retrieval
 from tests.drafters.models import VOCABULARY, paths_of, sequence, setup, tiny
 
-CPU = torch.device("cpu")
 WIDE = 70_000
 """A vocabulary that does not fit in 16 bits."""
 
@@ -34,7 +32,7 @@ def store_of(folder: Path, documents: list[list[int]], vocabulary: int = VOCABUL
 
 
 def drafter_of(store: Datastore, options: Options, vocabulary: int | None = None) -> Retrieval:
-    return Retrieval(options, store, vocabulary or store.header.vocabulary, CPU)
+    return Retrieval(options, store, vocabulary or store.header.vocabulary)
 
 
 def naive_tree(documents: list[list[int]], text: list[int], options: Options, budget: Budget) -> list[tuple[int, ...]]:

@@ -24,13 +24,12 @@ from forerun.engine.request import Request
 from tests.drafters.models import VOCABULARY, paths_of, sequence, setup
 from tests.engine.tiny import drain, tiny_model
 
-CPU = torch.device("cpu")
 Texts = list[list[int]]
 SHORT = st.lists(st.integers(0, 2), min_size=1, max_size=PLACES)  # so that no place is left out for their number
 
 
 def suffix(**options: Any) -> Suffix:
-    return Suffix(Options(**options), VOCABULARY, CPU)
+    return Suffix(Options(**options), VOCABULARY)
 
 
 def finished(prompt: list[int], output: list[int], number: int = 0) -> Sequence:
@@ -95,7 +94,7 @@ def test_the_tree_is_the_naive_one(own: list[int], earlier: Texts, nodes: int, d
             if value * chance >= 0.01
         ]
         everything |= {path: value for value, path in level}
-    drafted = paths_of(DraftTree.of_lists([(guess.tokens, guess.parents)], [Sequence(own, 1).position], CPU), 0)[1:]
+    drafted = paths_of(DraftTree.of_lists([(guess.tokens, guess.parents)], [Sequence(own, 1).position]), 0)[1:]
     assert len(set(drafted)) == len(drafted) == min(nodes, len(everything))
     for path, value in zip(drafted, guess.values[1:], strict=True):
         assert everything[path] == pytest.approx(value)
@@ -169,7 +168,7 @@ def test_a_text_that_steps_back_is_not_an_output() -> None:
 
 def test_through_the_engine_every_output_is_remembered_once() -> None:
     target = tiny_model()
-    drafter = Suffix(Options(), target.vocab_size, CPU)
+    drafter = Suffix(Options(), target.vocab_size)
     engine = Engine(target, drafter, slots=160)
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     prompts = [[7, 8, 9, 7, 8, number] for number in range(6)]
@@ -226,7 +225,7 @@ def test_planting_gives_what_building_gives(shapes: Texts) -> None:
         parents = [-1, *(number % node for node, number in enumerate(numbers, start=1))]
         trees.append(([0, *numbers], parents))
     texts = [Sequence([4] * (5 + number), 9) for number in range(len(trees))]
-    planted = DraftTree.of_lists(trees, [text.position for text in texts], CPU)
+    planted = DraftTree.of_lists(trees, [text.position for text in texts])
     built = DraftTree.build(
         planted.tokens, planted.parents, torch.tensor([text.position for text in texts]), Drawing.FIXED
     )
@@ -318,7 +317,7 @@ def test_refusals(options: dict[str, Any], reason: str) -> None:
 def test_time_is_printed(vocabulary: int) -> None:
     """Three tokens are a worst case: everything has been said before, many times."""
     chosen = random.Random(0)
-    drafter = Suffix(Options(memory=20_000), vocabulary, CPU)
+    drafter = Suffix(Options(memory=20_000), vocabulary)
     for number in range(20):
         drafter.forget(finished([0], [chosen.randrange(vocabulary) for _ in range(999)], number))
     one = sequence(1, length=6000, vocabulary=vocabulary)

@@ -82,6 +82,7 @@ def random_case(
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor([rows for _, rows in lengths], dtype=torch.int32),
         torch.tensor([context for context, _ in lengths], dtype=torch.int32),
+        torch.tensor([rows for _, rows in lengths], dtype=torch.int32),
         blocks, mask, positions, most, max(context for context, _ in lengths),
     )  # fmt: skip
     keys, values = torch.randn(2, total * BLOCK, kv_heads, size, generator=generator)

@@ -19,6 +19,7 @@ from forerun.core import exact
 from forerun.core.largest import above
 from forerun.core.native import choice as native
 from forerun.core.params import SamplingParams
+from forerun.core.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ class LawSettings:
             raise ValueError("a law needs the settings of at least one row")
 
         def column(values: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+            return to_device(values, place, dtype)[:, None]
 
+        place = torch.device(device)
         longest = max(len(row.logit_bias) for row in params)
         tokens = [list(row.logit_bias) + [0] * (longest - len(row.logit_bias)) for row in params]
         values = [
@@ -68,8 +70,8 @@ class LawSettings:
             repetition=column([row.repetition_penalty for row in params]),
             presence=column([row.presence_penalty for row in params]),
             frequency=column([row.frequency_penalty for row in params]),
-            bias_tokens=torch.tensor(tokens, dtype=torch.int64, device=device).view(len(params), longest),
-            bias_values=torch.tensor(values, dtype=torch.float64, device=device).view(len(params), longest),
+            bias_tokens=to_device(tokens, place).view(len(params), longest),
+            bias_values=to_device(values, place, torch.float64).view(len(params), longest),
             largest_bias_token=max((token for row in params for token in row.logit_bias), default=-1),
             penalises=any(row.penalises for row in params),
             largest_top_k=max(row.top_k for row in params),
@@ -127,16 +129,25 @@ class Context:
         return self.prompt[self.sequence] | (counts > 0), counts
 
 
-def law(logits: Tensor, settings: LawSettings, context: Context | None = None, mask: Tensor | None = None) -> Tensor:
+def law(
+    logits: Tensor,
+    settings: LawSettings,
+    context: Context | None = None,
+    mask: Tensor | None = None,
+    *,
+    checked: bool = False,
+) -> Tensor:
     """Logits [R, V] to probabilities [R, V], in float32 (float64 stays float64).
 
-    `mask` [R, V] comes from outside, from a grammar for instance: False forbids the token.
+    `mask` [R, V] comes from outside, from a grammar for instance: False forbids the token. `checked` says that the
+    caller sees to broken logits itself: whether there are any is a question that a device has to be waited for.
     """
     _refuse_misfits(logits, settings, context, mask)
     scores = _scores(logits, settings, context, mask)
     choice = exact.argmax(scores)[:, None]
     best = scores.gather(1, choice)
-    _refuse_bad_rows(logits, best, mask)
+    if not checked:
+        _refuse_bad_rows(logits, best, mask)
     if settings.all_greedy:
         return torch.zeros_like(scores).scatter_(1, choice, 1.0)
 

@@ -200,10 +200,8 @@ class DraftTree:
         )
 
     @classmethod
-    def of_lists(
-        cls, trees: Sequence[tuple[list[int], list[int]]], root_positions: Sequence[int], device: torch.device | str
-    ) -> DraftTree:
-        """Fixed trees, each given by its tokens and parents, the root first and parents before children.
+    def of_lists(cls, trees: Sequence[tuple[list[int], list[int]]], root_positions: Sequence[int]) -> DraftTree:
+        """Fixed trees on the host, each given by its tokens and parents, the root first and parents before children.
 
         `build` finds out who is above whom with some thirty small operations on tensors. Here it is known while
         counting, and for trees of a few dozen nodes that is several times faster than the rest of the drafting.
@@ -229,15 +227,15 @@ class DraftTree:
         for place, node in draws:
             children[place] = node
         positions[:] = depths + np.array(root_positions)[:, None]
-        columns = torch.from_numpy(table).to(device)
+        columns = torch.from_numpy(table)
         return cls(
             tokens=columns[0],
             parents=columns[1],
             depths=columns[2],
             positions=columns[3],
-            ancestors=torch.from_numpy(ancestors).to(device),
+            ancestors=torch.from_numpy(ancestors),
             drawing=Drawing.FIXED,
-            children=torch.from_numpy(children).to(device),
+            children=torch.from_numpy(children),
             q=None,
             q_rows=None,
             max_depth=int(depths.max()),
@@ -276,6 +274,13 @@ class DraftTree:
             paths.scatter_(2, slot, token)
             node = self.parents.gather(1, node).clamp_min(0)
         return paths[..., : self.max_depth]
+
+    def on(self, device: torch.device) -> DraftTree:
+        if self.tokens.device == device:
+            return self
+        columns = {item.name: getattr(self, item.name) for item in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in columns.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
     def take(self, rows: Tensor) -> DraftTree:
         """The trees of some sequences of the batch."""

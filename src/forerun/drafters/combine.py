@@ -19,8 +19,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-import torch
-
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
@@ -96,7 +94,7 @@ def make(options: Options, setup: Setup) -> Drafter:
                 f"combine needs fixed trees and {name} would sample: ask it for one, as with "
                 f"{place}_options=tree=fixed:3,2,1 or tree=dynamic:4,4,16, besides its other options"
             )
-    return Combine(first, second, options, setup.target.device)
+    return Combine(first, second, options)
 
 
 @runtime_checkable
@@ -213,9 +211,8 @@ class Part:
 class Combine:
     drawing = Drawing.FIXED
 
-    def __init__(self, first: Drafter, second: Drafter, options: Options, device: torch.device) -> None:
+    def __init__(self, first: Drafter, second: Drafter, options: Options) -> None:
         self.options = options
-        self.device = device
         self.first, self.second = Part(first), Part(second)
         self.merges = options.mode == "merge"
         self.branches = self.merges or first.branches or second.branches
@@ -244,8 +241,8 @@ class Combine:
             merged = merge(proposals, min(self.options.tokens, budget.nodes), self.options.min_confidence)
             trees.append((merged.tokens, merged.parents))
         if all(len(tokens) == 1 for tokens, _ in trees):
-            return roots_only(sequences, self.device)
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
+            return roots_only(sequences)
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
 
     def observe(self, observations: Many[Observation]) -> None:
         self.first.observe(observations)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from forerun.core.noise import Purpose, StepNoise, row_key, uniform
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.shape import TreeShape
+from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
@@ -93,8 +94,13 @@ class _Level:
     """The nodes of one depth that get children, for all sequences."""
 
     rows: Rows
-    q: Tensor  # [R, V] the laws their children come from
     depth: int
+    make_laws: Callable[[], Tensor]
+
+    @cached_property
+    def q(self) -> Tensor:
+        """[R, V] the laws their children come from."""
+        return self.make_laws()
 
 
 class DraftModel:
@@ -119,10 +125,12 @@ class DraftModel:
         ]
         run = self.ahead.start(sequences, [self._rows_below_root(budget) for budget in budgets])
         if not any(run.takes_part):
-            return roots_only(sequences, self._device)
+            return roots_only(sequences)
         budgets = [b if part else Budget(0, 0) for b, part in zip(budgets, run.takes_part, strict=True)]
         step = _Step(self.spec, self.vocabulary, self.history, sequences, run)
-        return step.grow_dynamic(budgets) if self.spec.dynamic else step.fill_shape(budgets)
+        tree = step.grow_dynamic(budgets) if self.spec.dynamic else step.fill_shape(budgets)
+        run.send_home()
+        return tree
 
     def observe(self, observations: Many[Observation]) -> None:
         """Committed tokens are read from the sequences themselves."""
@@ -149,6 +157,7 @@ class _Step:
     """One drafting step of a batch."""
 
     def __init__(self, spec: TreeSpec, vocabulary: int, history: History, sequences: Many[Sequence], run: Run) -> None:
+        fits = run.vocabulary <= vocabulary
         self.spec = spec
         self.vocabulary = vocabulary
         self.history = history
@@ -158,11 +167,16 @@ class _Step:
         self.roots = self._column([sequence.tokens[-1] for sequence in sequences])
         self.positions = self._column([sequence.position for sequence in sequences])
         self.noise = StepNoise(self._column([sequence.seed for sequence in sequences]), self.positions + 1)
-        params = [_ranked(sequence.params) if spec.branches else sequence.params for sequence in sequences]
-        self.settings = LawSettings.of(params, self.device)
+        self.penalises = any(sequence.params.penalises for sequence in sequences)
         self.coupled = [sequence.coupled and not sequence.params.greedy for sequence in sequences]
         sampled = spec.drawing.sampled
         self.drawn = [sampled and not sequence.coupled and not sequence.params.greedy for sequence in sequences]
+        self.plain = all(_likeliest_token_wins(sequence.params) for sequence in sequences) and fits
+
+    @cached_property
+    def settings(self) -> LawSettings:
+        params = [_ranked(text.params) if self.spec.branches else text.params for text in self.sequences]
+        return LawSettings.of(params, self.device)
 
     # --- a shape that is known beforehand ---------------------------------------------------------------------
 
@@ -184,7 +198,7 @@ class _Step:
             if depth == 0:
                 rows = self.run.roots()
             else:
-                if self.settings.penalises:
+                if self.penalises:
                     paths = torch.cat([paths[:, plan.parent_columns], tokens[:, nodes, None]], 2)
                 above = self._column(plan.parent_places).expand(len(sizes), -1)
                 counts = [sum(shape.children[node][0] < size for node in plan.nodes) for size in sizes]
@@ -283,15 +297,22 @@ class _Step:
     # --- both ---------------------------------------------------------------------------------------------------
 
     def _level(self, rows: Rows, depth: int, paths: Tensor) -> _Level:
-        """The laws of a level's nodes; `paths` [B, F, depth] lead to them."""
-        settings = self.settings.take(rows.sequence)
-        context = None
-        if settings.penalises:
-            context = self.history.context(self.sequences, rows.sequence, paths[rows.sequence, rows.column])
-        return _Level(rows, law(self._fit(rows.logits), settings, context), depth)
+        """A level's nodes, with their laws; `paths` [B, F, depth] lead to them."""
+
+        def laws() -> Tensor:
+            settings = self.settings.take(rows.sequence)
+            context = None
+            if settings.penalises:
+                context = self.history.context(self.sequences, rows.sequence, paths[rows.sequence, rows.column])
+            return law(self._fit(rows.logits), settings, context, checked=rows.logits.is_cuda)
+
+        return _Level(rows, depth, laws)
 
     def _fit(self, logits: Tensor) -> Tensor:
-        """Over the target's vocabulary: models pad theirs to different sizes."""
+        """Over the target's vocabulary: models pad theirs to different sizes. A device is not asked whether a draft is
+        broken: it will draft nonsense, and that is refused."""
+        if logits.is_cuda:
+            logits = logits.nan_to_num()
         missing = self.vocabulary - logits.shape[1]
         if missing > 0:
             return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
@@ -299,7 +320,10 @@ class _Step:
 
     def _children(self, level: _Level, nodes: Tensor, count: int) -> Tensor:
         """[R, count] candidates of each row; `nodes` [F] are the level's nodes."""
-        rows, q = level.rows, level.q
+        rows = level.rows
+        if count == 1 and self.plain and rows.likeliest is not None:
+            return rows.likeliest.clamp_min(0)[:, None]
+        q = level.q
         ways: list[tuple[list[bool], Callable[[Tensor], Tensor]]] = [
             (self.coupled, lambda some: self._coupled_children(level, some, count)),
             (self.drawn, lambda some: self._drawn_children(level, some, nodes, count)),
@@ -347,12 +371,14 @@ class _Step:
 
     def _spread(self, rows: Rows, values: Tensor, columns: int, nothing: float = ABSENT) -> Tensor:
         """From packed rows [R, C] to [B, columns, C]."""
+        if all(count == columns for count in rows.counts):
+            return values.view(len(self.sequences), columns, -1)
         spread = values.new_full((len(self.sequences), columns, values.shape[1]), nothing)
         spread[rows.sequence, rows.column] = values
         return spread
 
     def _column(self, values: Many[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return to_device(values, self.device)
 
 
 def _slice(numbers: range) -> slice:
@@ -371,6 +397,10 @@ def _distinct(q: Tensor, u: Tensor) -> Tensor:
         drawn.append(token.masked_fill(exact.fixed(left.gather(1, token)) == 0, ABSENT))  # nothing was left
         left.scatter_(1, token, 0.0)
     return torch.cat(drawn, 1)
+
+
+def _likeliest_token_wins(params: SamplingParams) -> bool:
+    return params.greedy and not params.penalises and not params.logit_bias
 
 
 def _ranked(params: SamplingParams) -> SamplingParams:

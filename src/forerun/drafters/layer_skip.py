@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from forerun.core.sequence import Sequence
+from forerun.core.transfer import Homeward
 from forerun.core.tree import DraftTree
 from forerun.drafters.draft_length import DraftLength, Rate
 from forerun.drafters.draft_model import DraftModel
@@ -155,33 +156,34 @@ class LayerSkip:
         self.adaptive = adaptive
         self._ahead = InTargetsCache(SomeLayers(model, choice.layers))
         self._drafts = DraftModel(self._ahead, spec, model.vocab_size)
-        self._device = model.device
-        self._guesses: dict[int, tuple[list[int], list[int]]] = {}  # parents and tokens, until it is known what came
+        self._guesses: dict[int, tuple[Homeward, int]] = {}  # parents and tokens [B, 2, N], and which are its own
 
     def share(self, cache: KVCache) -> None:
         self._ahead.shared = cache
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         if not any(min(budget.nodes, budget.depth) > 0 for budget in budgets):
-            return roots_only(sequences, self._device)
+            return roots_only(sequences)
         if self.adaptive:
             depth = self.length.next()
             if not depth:
-                return roots_only(sequences, self._device)
+                return roots_only(sequences)
             budgets = [Budget(budget.nodes, min(budget.depth, depth)) for budget in budgets]
         try:
             tree = self._drafts.draft(sequences, budgets)
         finally:
             self._ahead.give_back()
-        for sequence, parents, tokens in zip(sequences, tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-            self._guesses[sequence.id] = (parents, tokens)
+        drafted = Homeward(torch.stack([tree.parents, tree.tokens], 1))
+        self._guesses |= {sequence.id: (drafted, b) for b, sequence in enumerate(sequences)}
         return tree
 
     def observe(self, observations: Many[Observation]) -> None:
         for seen in observations:
             guess = self._guesses.pop(seen.sequence.id, None)
             if guess is not None:
-                self.length.learn(*guess, seen.tokens)
+                drafted, b = guess
+                parents, tokens = drafted.here()[b].tolist()
+                self.length.learn(parents, tokens, seen.tokens)
 
     def forget(self, sequence: Sequence) -> None:
         self._guesses.pop(sequence.id, None)

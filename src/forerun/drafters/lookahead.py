@@ -25,8 +25,6 @@ from collections import OrderedDict
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-import torch
-
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
@@ -64,7 +62,7 @@ class Options:
 
 
 def make(options: Options, setup: Setup) -> Drafter:
-    return Lookahead(options, setup.target.device)
+    return Lookahead(options)
 
 
 class Pool:
@@ -139,9 +137,8 @@ class Lookahead:
     branches = True
     layers: tuple[int, ...] = ()
 
-    def __init__(self, options: Options, device: torch.device) -> None:
+    def __init__(self, options: Options) -> None:
         self.options = options
-        self.device = device
         self.top = 1 if options.window else 0
         self._states: dict[int, State] = {}
 
@@ -149,9 +146,9 @@ class Lookahead:
         tries = [self._trie(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         size = max(len(trie.tokens) for trie in tries)
         if size == 1:
-            return roots_only(sequences, self.device)
+            return roots_only(sequences)
         trees = [(trie.tokens, trie.parents) for trie in tries]
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
 
     def observe(self, observations: Many[Observation]) -> None:
         """The columns that were checked go to the pool with their new guesses, and the window moves on."""

@@ -185,7 +185,7 @@ class _Step:
         models, samples = len(drafted), self.drafter.samples
         longest = max(len(levels) for levels in drafted)
         if not longest:
-            return roots_only(self.sequences, self.device)
+            return roots_only(self.sequences)
         batch, paths = len(self.sequences), models * samples
         table = self.positions.new_full((batch, samples, models, longest), ABSENT)  # first samples before second ones
         for number, levels in enumerate(drafted):

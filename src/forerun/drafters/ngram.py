@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-import torch
-
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
@@ -66,7 +64,7 @@ class Options:
 
 
 def make(options: Options, setup: Setup) -> Drafter:
-    return NGram(options, setup.target.device)
+    return NGram(options)
 
 
 class Index:
@@ -119,9 +117,8 @@ class NGram:
     layers: tuple[int, ...] = ()
     top: int = 0
 
-    def __init__(self, options: Options, device: torch.device) -> None:
+    def __init__(self, options: Options) -> None:
         self.options = options
-        self.device = device
         self.candidates, self.tokens = options.copies
         self.branches = self.candidates > 1
         self._indices: dict[int, Index] = {}
@@ -130,9 +127,9 @@ class NGram:
         tries = [self._trie(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         size = max(len(trie.tokens) for trie in tries)
         if size == 1:
-            return roots_only(sequences, self.device)
+            return roots_only(sequences)
         trees = [(trie.tokens, trie.parents) for trie in tries]
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
 
     def observe(self, observations: Many[Observation]) -> None:
         """Committed tokens are read from the sequences themselves."""

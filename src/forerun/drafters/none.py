@@ -20,23 +20,23 @@ class Options:
     """It has none."""
 
 
-def roots_only(sequences: Many[Sequence], device: torch.device | str) -> DraftTree:
+def roots_only(sequences: Many[Sequence]) -> DraftTree:
     """Trees of one node each. Put together by hand: there is nothing to check or to compute."""
     roots = [[sequence.tokens[-1], sequence.position] for sequence in sequences]
-    columns = torch.tensor(roots, dtype=torch.int64, device=device).view(-1, 2)
-    return replace(_bare(len(sequences), str(device)), tokens=columns[:, :1], positions=columns[:, 1:])
+    columns = torch.tensor(roots, dtype=torch.int64).view(-1, 2)
+    return replace(_bare(len(sequences)), tokens=columns[:, :1], positions=columns[:, 1:])
 
 
 @lru_cache(maxsize=256)
-def _bare(batch: int, device: str) -> DraftTree:
+def _bare(batch: int) -> DraftTree:
     """What all such trees have in common."""
-    tokens = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+    tokens = torch.zeros(batch, 1, dtype=torch.int64)
     return DraftTree(
         tokens=tokens,
         parents=torch.full_like(tokens, -1),
         depths=tokens,
         positions=tokens,
-        ancestors=torch.ones(batch, 1, 1, dtype=torch.bool, device=device),
+        ancestors=torch.ones(batch, 1, 1, dtype=torch.bool),
         drawing=Drawing.FIXED,
         children=tokens.new_empty(batch, 1, 0),
         q=None,
@@ -52,11 +52,8 @@ class NoDrafter:
     layers: tuple[int, ...] = ()
     top: int = 0
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
-        return roots_only(sequences, self.device)
+        return roots_only(sequences)
 
     def observe(self, observations: Many[Observation]) -> None:
         """There is nothing to learn."""
@@ -66,4 +63,4 @@ class NoDrafter:
 
 
 def make(options: Options, setup: Setup) -> Drafter:
-    return NoDrafter(setup.target.device)
+    return NoDrafter()

@@ -16,7 +16,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from forerun.core.drawing import Drawing
@@ -78,7 +77,7 @@ class Options:
 
 
 def make(options: Options, setup: Setup) -> Drafter:
-    return Recycling(options, setup.target.vocab_size, setup.target.device)
+    return Recycling(options, setup.target.vocab_size)
 
 
 class Shape:
@@ -115,9 +114,8 @@ class Recycling:
     drawing = Drawing.FIXED
     layers: tuple[int, ...] = ()
 
-    def __init__(self, options: Options, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, options: Options, vocabulary: int) -> None:
         self.top = options.top
-        self.device = device
         self.shape = Shape.of(options)
         self.prompt = options.prompt
         self._read: set[int] = set()  # the sequences whose prompts are in the table
@@ -133,8 +131,8 @@ class Recycling:
                 self._fill(sequence.tokens)
         trees = [self._tree(sequence.tokens[-1], budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         if all(len(tokens) == 1 for tokens, _ in trees):
-            return roots_only(sequences, self.device)
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
+            return roots_only(sequences)
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
 
     def _tree(self, root: int, budget: Budget) -> tuple[list[int], list[int]]:
         """Tokens and parents of the nodes that there are candidates for: a thin tree is not verified at the size of a

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
@@ -68,7 +67,7 @@ def make(options: Options, setup: Setup) -> Drafter:
             f"the datastore {options.store} was made with the tokenizer of {made_for.model or 'another model'}, which "
             f"is not that of this model: build it again with `forerun datastore build FOLDER --out FILE --model MODEL`"
         )
-    return Retrieval(options, store, vocabulary, setup.target.device)
+    return Retrieval(options, store, vocabulary)
 
 
 @dataclass
@@ -84,23 +83,22 @@ class Retrieval:
     layers: tuple[int, ...] = ()
     top: int = 0
 
-    def __init__(self, options: Options, store: Datastore, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, options: Options, store: Datastore, vocabulary: int) -> None:
         """`vocabulary` is the target's."""
         self.options = options
         self.store = store
         self.vocabulary = min(vocabulary, store.header.vocabulary)
-        self.device = device
         self.branches = options.candidates > 1
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         found = [self._nodes(sequence.tokens, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         if not any(nodes.tokens for nodes in found):
-            return roots_only(sequences, self.device)
+            return roots_only(sequences)
         trees = [
             ([sequence.tokens[-1], *nodes.tokens], [-1, *nodes.parents])
             for sequence, nodes in zip(sequences, found, strict=True)
         ]
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
 
     def observe(self, observations: Many[Observation]) -> None:
         """The store does not change."""

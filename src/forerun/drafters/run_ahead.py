@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from forerun.core.sequence import Sequence
-from forerun.models.batch import Batch, Segment
+from forerun.core.transfer import Homeward, to_device
+from forerun.models.batch import Batch, Drafted, Segment
 from forerun.models.cache import KVCache
-from forerun.models.target import TargetModel
+from forerun.models.target import Output, TargetModel
 
 PASS_ROWS = 512
 """A long text is read in passes of so many rows."""
@@ -36,13 +37,14 @@ class Rows:
     sequence: Tensor  # [R] place in the batch
     column: Tensor  # [R] place among the level's nodes
     logits: Tensor  # [R, V]
+    likeliest: Tensor | None = None  # [R] where the pass finds it on the way
 
     @classmethod
-    def of(cls, counts: list[int], logits: Tensor) -> Rows:
+    def of(cls, counts: list[int], output: Output) -> Rows:
         sequence = [b for b, count in enumerate(counts) for _ in range(count)]
         column = [place for count in counts for place in range(count)]
-        index = torch.tensor([sequence, column], dtype=torch.int64, device=logits.device)
-        return cls(counts, index[0], index[1], logits)
+        index = to_device([sequence, column], output.logits.device)
+        return cls(counts, index[0], index[1], output.logits, output.likeliest)
 
 
 class Ahead(Protocol):
@@ -150,7 +152,8 @@ class RunAhead:
                 if len(sequence.tokens) - held > SHORT and rows > 0:
                     self.cache.reserve(sequence.id, rows)
                     context, own = self.cache.slots(sequence.id)
-                    segments.append(_text(sequence, context, own, 0, self.model.vocab_size))
+                    blocks = self.cache.blocks(sequence.id)
+                    segments.append(_text(sequence, context, own, blocks, 0, self.model.vocab_size))
                     left -= rows
             if not segments:
                 return
@@ -168,17 +171,24 @@ class Run:
         self._device = model.device
         self._lengths = [len(sequence.tokens) for sequence in sequences]  # now: texts go on, and this stays
         self._slots: dict[int, tuple[Tensor, Tensor]] = {}
+        self._blocks: dict[int, list[int]] = {}
         for b, (sequence, rows) in enumerate(zip(sequences, room, strict=True)):
             if rows is not None:
                 cache.reserve(sequence.id, len(sequence.tokens) - cache.committed(sequence.id) + rows)
                 self._slots[b] = cache.slots(sequence.id)
+                self._blocks[b] = cache.blocks(sequence.id)
         # Nodes read so far, the same numbers for every sequence: a sequence has the first ones of a level.
         self.tokens = torch.zeros(len(sequences), 0, dtype=torch.int64, device=self._device)  # [B, I]
         self.parents = torch.zeros_like(self.tokens)  # [B, I]; -1 for the root
         self._ancestors = torch.zeros(len(sequences), 0, 0, dtype=torch.bool, device=self._device)  # [B, I, I]
         self._depths: list[int] = []
         self._read = [0] * len(sequences)
+        self._home: Homeward | None = None
         self.sound = False  # until the roots are read, and again after a pass that broke off
+
+    @property
+    def vocabulary(self) -> int:
+        return self._model.vocab_size
 
     @property
     def takes_part(self) -> list[bool]:
@@ -192,59 +202,75 @@ class Run:
         """Of the text when the run started."""
         return self._lengths[b]
 
-    def has_read(self, b: int) -> int:
-        return self._read[b]
-
     def roots(self) -> Rows:
         """Read the rest of the texts. One row for each root."""
         segments = [
-            _text(self._sequences[b], context, own[: self.unread(b)], 1, self._model.vocab_size)
+            _text(self._sequences[b], context, own[: self.unread(b)], self._blocks[b], 1, self._model.vocab_size)
             for b, (context, own) in self._slots.items()
         ]
         return Rows.of([int(part) for part in self.takes_part], self._forward(segments))
+
+    def send_home(self) -> None:
+        """No further level is read: what was drafted will be compared with the text, on the host."""
+        self._home = Homeward(torch.stack([self.tokens, self.parents]))
+
+    def nodes(self, b: int) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the nodes of a sequence that were read."""
+        if self._home is None:
+            self.send_home()
+        assert self._home is not None
+        tokens, parents = self._home.here()[:, b, : self._read[b]].tolist()
+        return tokens, parents
 
     def level(self, tokens: Tensor, parents: Tensor, counts: list[int]) -> Rows:
         """Read nodes of the next depth: tokens and parents [B, F], a parent being the number of an earlier node of this
         run, -1 the root. Of sequence b the first `counts[b]` are read; without a node at one level there is none at
         the next."""
-        batch, width = tokens.shape
+        width = tokens.shape[1]
         before = len(self._depths)
         depth = 1 + (self._depths[-1] if self._depths else 0)
         chain = width == 1 and before == depth - 1  # then each node sees all that came before
-        above = None if chain else self._ancestors_of(parents)  # [B, F, I]
-        below_root = torch.tensor(self._depths, dtype=torch.int64, device=self._device)
+        seen = None if chain else self._seen(parents)  # [B, F, I + F]
+        places = torch.tensor(self._depths, dtype=torch.int64)
         segments = []
+        sources: list[int | None] = []
         for b, count in enumerate(counts):
             if not count:
                 continue
             context, own = self._slots[b]
             length, unread = self.length(b), self.unread(b)
-            visible = positions = None
-            if above is not None:
-                visible = torch.cat([above.new_ones(count, length), above[b, :count]], 1)
-                positions = torch.cat([torch.arange(length, device=self._device), length - 1 + below_root])
+            own_rows = earlier = None
+            if seen is not None:
+                earlier, own_rows = seen[b, :count, :before], seen[b, :count, before : before + count]
             segments.append(
                 Segment(
                     sequence=self._sequences[b].id,
                     tokens=tokens[b, :count],
-                    positions=torch.full((count,), length - 1 + depth, device=self._device),
-                    ancestors=None if count == 1 else torch.eye(count, dtype=torch.bool, device=self._device),
+                    positions=torch.full((count,), length - 1 + depth),
+                    ancestors=own_rows,
                     context=torch.cat([context, own[: unread + before]]),
                     slots=own[unread + before : unread + before + count],
                     logits=count,
-                    context_visible=visible,
-                    context_positions=positions,
+                    context_visible=earlier,
+                    context_positions=None if earlier is None else length - 1 + places,
+                    blocks=self._blocks[b],
                 )
             )
+            sources.append(b)
             self._read[b] = before + count
-        if above is not None:
-            own_rows = torch.eye(width, dtype=torch.bool, device=self._device).expand(batch, -1, -1)
+        if seen is not None:
             elder = torch.nn.functional.pad(self._ancestors, (0, width))
-            self._ancestors = torch.cat([elder, torch.cat([above, own_rows], 2)], 1)
+            self._ancestors = torch.cat([elder, seen], 1)
         self.tokens = torch.cat([self.tokens, tokens], 1)
         self.parents = torch.cat([self.parents, parents], 1)
         self._depths.extend([depth] * width)
-        return Rows.of(counts, self._forward(segments))
+        return Rows.of(counts, self._forward(segments, Drafted(tokens, None, seen, sources)))
+
+    def _seen(self, parents: Tensor) -> Tensor:
+        """[B, F, I + F]: which nodes of the run the next ones see, themselves the last."""
+        batch, width = parents.shape
+        own = torch.eye(width, dtype=torch.bool, device=self._device).expand(batch, -1, -1)
+        return torch.cat([self._ancestors_of(parents), own], 2)
 
     def _ancestors_of(self, parents: Tensor) -> Tensor:
         """[B, F, I]: the nodes above, for parents [B, F]."""
@@ -256,11 +282,11 @@ class Run:
         index = parents.clamp_min(0)[:, :, None].expand(-1, -1, before)
         return self._ancestors.gather(1, index) & (parents >= 0)[:, :, None]
 
-    def _forward(self, segments: list[Segment]) -> Tensor:
+    def _forward(self, segments: list[Segment], drafted: Drafted | None = None) -> Output:
         self.sound = False
-        logits = self._model.forward_rows(Batch.pack(segments), self._cache.storage).logits
+        output = self._model.forward_rows(Batch.pack(segments, drafted), self._cache.storage)
         self.sound = True
-        return logits
+        return output
 
 
 @dataclass(frozen=True)
@@ -275,9 +301,8 @@ class _Guess:
         next run, which needs its row again."""
         if not self.run.sound:
             return []
-        unread, count = self.run.unread(self.index), self.run.has_read(self.index)
-        tokens = self.run.tokens[self.index, :count].tolist()
-        parents = self.run.parents[self.index, :count].tolist()
+        unread = self.run.unread(self.index)
+        tokens, parents = self.run.nodes(self.index)
         nodes = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
         if len(text) == self.run.length(self.index):  # the step came to nothing: the root is still the root
             return list(range(unread - 1))
@@ -292,10 +317,10 @@ class _Guess:
         return rows
 
 
-def _text(sequence: Sequence, context: Tensor, own: Tensor, logits: int, vocabulary: int) -> Segment:
+def _text(sequence: Sequence, context: Tensor, own: Tensor, blocks: list[int], logits: int, vocabulary: int) -> Segment:
     """The part of the text that follows its context. A token that the model does not know is read as token 0."""
     start, rows = context.shape[0], own.shape[0]
-    positions = torch.arange(start, start + rows, device=own.device)
+    positions = torch.arange(start, start + rows)
     known = [token if token < vocabulary else 0 for token in sequence.tokens[start : start + rows]]
-    tokens = torch.tensor(known, dtype=torch.int64, device=own.device)
-    return Segment(sequence.id, tokens, positions, None, context, own, logits)
+    tokens = torch.tensor(known, dtype=torch.int64)
+    return Segment(sequence.id, tokens, positions, None, context, own, logits, blocks=blocks)

@@ -17,8 +17,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
@@ -65,7 +63,7 @@ class Options:
 
 
 def make(options: Options, setup: Setup) -> Drafter:
-    drafter = Suffix(options, setup.target.vocab_size, setup.target.device)
+    drafter = Suffix(options, setup.target.vocab_size)
     if options.path and Path(options.path).exists():
         drafter.load(options.path)
     return drafter
@@ -76,10 +74,9 @@ class Suffix:
     layers: tuple[int, ...] = ()
     top: int = 0
 
-    def __init__(self, options: Options, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, options: Options, vocabulary: int) -> None:
         self.options = options
         self.vocabulary = vocabulary
-        self.device = device
         self.branches = options.width > 1
         self.earlier = Store(Trust(EARLIER), grows=False)
         self._trust = Trust(OWN)  # in what a request repeats of its own text; the same for all of them
@@ -91,9 +88,9 @@ class Suffix:
         for sequence, guess in zip(sequences, guesses, strict=True):
             self._guesses[sequence.id] = guess
         if all(len(guess.tokens) == 1 for guess in guesses):
-            return roots_only(sequences, self.device)
+            return roots_only(sequences)
         trees = [(guess.tokens, guess.parents) for guess in guesses]
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], self.device)
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
 
     def values(self, sequence: Sequence) -> list[float]:
         """For each node of the last tree of a sequence the chance that it is accepted; 1 for the root."""

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from forerun.core.drawing import Drawing
 from forerun.core.history import History
 from forerun.core.largest import largest
 from forerun.core.params import SamplingParams
@@ -20,12 +19,14 @@ from forerun.core.sequence import Sequence, never
 from forerun.core.step_record import SequenceRecord, StepRecord
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
+from forerun.drafters.none import roots_only
 from forerun.engine.judge import Decision, judge
 from forerun.engine.laws import SettingsMemo, StepLaws
 from forerun.engine.packing import Packed, pack
-from forerun.engine.request import Job, Request, TokenLogprob, Update
+from forerun.engine.request import Job, Kind, Request, TokenLogprob, Update
 from forerun.engine.scheduler import Scheduler, Turn
 from forerun.engine.statistics import Clock, Statistics
+from forerun.engine.writing_ahead import run_length, write
 from forerun.models.cache import KVCache
 from forerun.models.target import Output, TargetModel
 from forerun.verify.rule import VerificationRule, all_rules, pair, strongest_rule
@@ -34,6 +35,8 @@ MAX_NODES = 64
 """Drafted tokens per text and step, if its request sets no smaller number."""
 MAX_ROWS = 512
 """Rows of one pass, of all texts together; a longer prompt is read in chunks."""
+MAX_AHEAD = 8
+"""Tokens that plain decoding on a device writes before the host looks at them."""
 LARGEST_CHANGE = 1e30
 """Of a score, by a bias or a penalty. Far beyond what decides anything, and far below what float32 holds."""
 
@@ -49,6 +52,7 @@ class Engine:
         slots: int,
         max_batch: int = 8,
         max_rows: int = MAX_ROWS,
+        max_ahead: int = MAX_AHEAD,
         rule: str | None = None,
         trace: Callable[[StepRecord], None] | None = None,
     ) -> None:
@@ -57,6 +61,7 @@ class Engine:
         if drafter.branches and not target.branches:
             raise ValueError("this target checks chains only: choose a drafter or a --tree that does not branch")
         self.target, self.drafter, self.rule, self.trace = target, drafter, rule, trace
+        self.max_ahead = max_ahead
         self.cache = KVCache(target.new_storage(slots))
         if isinstance(drafter, SharesCache):
             drafter.share(self.cache)
@@ -110,7 +115,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Update]:
         """Every running text gets at least one token further, or a chunk of its prompt read."""
-        clock = Clock()
+        clock = Clock(self.target.device)
         cancelled, self._cancelled = self._cancelled, []
         turns, stepped_back = self.scheduler.schedule()
         for job in stepped_back:
@@ -118,6 +123,9 @@ class Engine:
             self.drafter.forget(job.sequence)
         if not turns:
             return cancelled
+        count = run_length(turns, self.target, self.drafter, self.cache, 1 if self.trace else self.max_ahead)
+        if count > 1:
+            return [*cancelled, *self._write_ahead(turns, count, clock)]
         jobs = [turn.job for turn in turns if turn.budget is not None]
         with clock.phase("draft"):
             tree = self._draft([turn for turn in turns if turn.budget is not None])
@@ -125,18 +133,20 @@ class Engine:
             with clock.phase("target"):
                 packed = pack(turns, tree, self.cache)
                 output = self.target.forward_rows(packed.batch, self.cache.storage, self.drafter.layers)
+                if self.drafter.top and tree is not None:
+                    packed.bring_along(largest(output.logits, self.drafter.top, output.peaks)[1])
             with clock.phase("verify"):
                 decisions: list[Decision] = []
                 if tree is not None:
                     settings = self._settings.of(jobs, self.target.device)
-                    laws = StepLaws(output.logits, jobs, tree, packed, self.history, settings)
+                    seen_to = output.likeliest is not None and self.target.device.type != "cpu"
+                    laws = StepLaws(output.logits, jobs, tree, packed, self.history, settings, checked=seen_to)
                     decisions = judge(tree, output, jobs, packed, laws)
         except BaseException:
             self.cache.abandon()  # texts and cache are as they were before the step
             raise
         used = self.cache.used
-        with clock.phase("draft"):
-            checked = self._checked(packed, tree, output)
+        checked = _checked(packed)
         updates, observations = self._commit(turns, packed, output, decisions, checked)
         with clock.phase("draft"):
             self.drafter.observe(observations)
@@ -226,9 +236,37 @@ class Engine:
         budgets = [turn.budget for turn in turns if turn.budget is not None]
         if any(budget.nodes for budget in budgets):
             return self.drafter.draft(sequences, budgets)
-        roots = torch.tensor([[sequence.tokens[-1]] for sequence in sequences], device=self.target.device)
-        positions = torch.tensor([sequence.position for sequence in sequences], device=self.target.device)
-        return DraftTree.build(roots, torch.full_like(roots, -1), positions, Drawing.FIXED, max_depth=0, width=0)
+        return roots_only(sequences)
+
+    def _write_ahead(self, turns: list[Turn], count: int, clock: Clock) -> list[Update]:
+        """Several steps of plain decoding at once."""
+        try:
+            with clock.phase("target"):
+                texts = write(turns, self.target, self.cache, count, self._settings)
+        except BaseException:
+            self.cache.abandon()
+            raise
+        used = self.cache.used
+        updates: list[Update] = []
+        kept: dict[int, range] = {}
+        for turn, tokens in zip(turns, texts, strict=True):
+            job, sequence = turn.job, turn.job.sequence
+            taken = sequence.commit(tokens)
+            kept[sequence.id] = range(taken)
+            job.statistics.count_plain(taken)
+            self.statistics.count_plain(taken)
+            kinds: list[Kind] = ["bonus"] * taken
+            reason = sequence.finish_reason
+            updates.append(Update(job.request, job.index, tokens[:taken], kinds, None, reason, job.statistics))
+        self.cache.commit(kept)
+        clock.stop()
+        self._steps += count
+        self.statistics.count_step(clock.seconds, used)
+        for turn in turns:
+            turn.job.statistics.count_step(clock.seconds, used)
+            if turn.job.sequence.finish_reason is not None:
+                self._end(turn.job)
+        return updates
 
     def _commit(
         self,
@@ -279,18 +317,6 @@ class Engine:
             observations.append(Observation(sequence, committed, features, start, seen))
         self.cache.commit(kept)
         return updates, observations
-
-    def _checked(self, packed: Packed, tree: DraftTree | None, output: Output) -> list[Checked] | None:
-        """The target's candidates for every node, for a drafter that wants them."""
-        if not self.drafter.top or tree is None:
-            return None
-        _, top = largest(output.logits, self.drafter.top, output.peaks)
-        result = []
-        start = 0
-        for tokens, parents in zip(packed.tokens, packed.parents, strict=True):
-            result.append(Checked(tokens, parents, top[start : start + len(tokens)]))
-            start += len(tokens)
-        return result
 
     def _end(self, job: Job) -> None:
         self.scheduler.remove(job)
@@ -354,6 +380,16 @@ class Engine:
                 )
             )
         return StepRecord(self._steps, packed.batch.rows, used, seconds, sequences)
+
+
+def _checked(packed: Packed) -> list[Checked] | None:
+    """The target's candidates for every node, for a drafter that wants them."""
+    if not packed.along:
+        return None
+    (top,) = packed.along
+    starts = packed.logit_starts()
+    trees = zip(packed.tokens, packed.parents, starts, strict=False)
+    return [Checked(tokens, parents, top[start : start + len(tokens)]) for tokens, parents, start in trees]
 
 
 def _seed(params: SamplingParams, index: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forerun.core import exact
 from forerun.core.noise import StepNoise
+from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
 from forerun.engine.laws import StepLaws
 from forerun.engine.packing import Packed
@@ -33,27 +34,30 @@ class Decision:
 
 
 def judge(tree: DraftTree, output: Output, jobs: list[Job], packed: Packed, laws: StepLaws) -> list[Decision]:
-    """Each sequence by its own rule; sequences of one rule together."""
-    if all(_takes_the_likeliest(job) for job in jobs):
-        likeliest = _likeliest(output)
-        starts = packed.logit_starts()
-        return _follow(packed, lambda chosen, places: [likeliest[starts[b] + places[b]] for b in chosen])
+    """Each sequence by its own rule; sequences of one rule together. Where rules draw the target's token without a look
+    at the drafts, the device is asked once."""
+    if all(takes_the_likeliest(job) for job in jobs):
+        return _follow_everywhere(packed, _likeliest(output), output)
     device = output.logits.device
-    seeds = torch.tensor([job.sequence.seed for job in jobs], dtype=torch.int64, device=device)
-    starts_at = torch.tensor([job.sequence.position + 1 for job in jobs], dtype=torch.int64, device=device)
-    noise = StepNoise(seeds, starts_at)
+    seeds = to_device([[job.sequence.seed, job.sequence.position + 1] for job in jobs], device)
+    noise = StepNoise(seeds[:, 0], seeds[:, 1])
     groups: dict[str, list[int]] = {}
     rules: dict[str, VerificationRule] = {}
     for b, job in enumerate(jobs):
-        rule = job.rule if tree.max_depth else _without_drafts(job.rule)
+        rule = job.rule if tree.max_depth else without_drafts(job.rule)
         groups.setdefault(rule.name, []).append(b)
         rules[rule.name] = rule
-    if len(groups) == 1 and device.type == "cpu":
+    if len(groups) == 1:
         rule = next(iter(rules.values()))
-        if rule.choose is not None:
+        if rule.choose is not None and device.type == "cpu":
+            packed.fetch()
             return _follow_choice(rule.choose, packed, laws, noise)
-        if rule.looks_along_the_path:
+        if rule.choose is not None:
+            return _follow_everywhere(packed, _chosen(rule.choose, tree, packed, laws, noise, output), output)
+        if rule.looks_along_the_path and device.type == "cpu":
+            packed.fetch()
             return _decide(rule, tree, laws, noise)
+    tree = tree.on(device)
     p = laws.dense()
     decisions: dict[int, Decision] = {}
     for name, members in groups.items():
@@ -63,24 +67,43 @@ def judge(tree: DraftTree, output: Output, jobs: list[Job], packed: Packed, laws
             rows = torch.tensor(members, device=device)
             decided = _decide(rules[name], tree.take(rows), p[rows], noise.take(rows))
         decisions.update(zip(members, decided, strict=True))
+    packed.fetch()
     return [decisions[b] for b in range(len(jobs))]
 
 
-def _takes_the_likeliest(job: Job) -> bool:
+def takes_the_likeliest(job: Job) -> bool:
     """Whether the token is simply that of the largest logit."""
     params = job.sequence.params
     return job.rule.name == "greedy" and not params.penalises and not params.logit_bias
 
 
-def _likeliest(output: Output) -> list[int]:
-    best = output.likeliest
-    if best is None:
-        refuse_broken(output.logits)
-        best = exact.argmax(output.logits)
-    found: list[int] = best.tolist()
+def _likeliest(output: Output) -> Tensor:
+    """[W]; -1 where the logits are broken."""
+    if output.likeliest is not None:
+        return output.likeliest
+    refuse_broken(output.logits)
+    return exact.argmax(output.logits)
+
+
+def _chosen(
+    choose: Choose, tree: DraftTree, packed: Packed, laws: StepLaws, noise: StepNoise, output: Output
+) -> Tensor:
+    """[W] what the rule draws behind every row, also where the walk will not come: a device does them all at once, and
+    asking it which are needed would take longer."""
+    owners = [b for b, nodes in enumerate(packed.nodes) for _ in nodes]
+    places = [b * tree.size + node for b, nodes in enumerate(packed.nodes) for node in nodes]
+    depths = tree.depths.reshape(-1)[to_device(places, tree.depths.device)].to(laws.device, non_blocking=True)
+    chosen = choose(laws.every(), noise.take(to_device(owners, laws.device)), depths)
+    return chosen if output.likeliest is None else torch.where(output.likeliest < 0, -1, chosen)
+
+
+def _follow_everywhere(packed: Packed, chosen: Tensor, output: Output) -> list[Decision]:
+    """With a choice [W] behind every row."""
+    found: list[int] = packed.fetch(chosen)[0].tolist()
     if min(found) < 0:
         refuse_broken(output.logits)
-    return found
+    starts = packed.logit_starts()
+    return _follow(packed, lambda walking, places: [found[starts[b] + places[b]] for b in walking])
 
 
 def _follow_choice(choose: Choose, packed: Packed, laws: StepLaws, noise: StepNoise) -> list[Decision]:
@@ -134,7 +157,7 @@ def refuse_broken(logits: Tensor) -> None:
         raise ValueError(f"the logits of row {row} hold NaN or infinity: the model's output is broken")
 
 
-def _without_drafts(rule: VerificationRule) -> VerificationRule:
+def without_drafts(rule: VerificationRule) -> VerificationRule:
     """Where nothing was drafted, how it would have been drawn does not matter: rules that rely on it leave the token to
     one that only samples, which they all do in the same way at a leaf."""
     return rule if rule.drawings == ANY_DRAWING else all_rules()["sample_match"]
@@ -145,6 +168,11 @@ def _decide(rule: VerificationRule, tree: DraftTree, p: Tensor | StepLaws, noise
     committed = verdict.committed(tree.tokens)
     each = torch.arange(tree.batch, device=committed.device)
     children = (tree.children >= 0).any(-1)[each, verdict.stops]
-    columns = (verdict.nodes, committed, verdict.lengths, children)
-    paths, tokens, lengths, refused = (column.tolist() for column in columns)
-    return [Decision(paths[b][: lengths[b]], tokens[b][: lengths[b] + 1], bool(refused[b])) for b in range(tree.batch)]
+    columns = [verdict.nodes, committed, verdict.lengths[:, None], children[:, None]]
+    found = torch.cat([column.to(torch.int64) for column in columns], 1).tolist()  # all in one trip
+    depth = verdict.nodes.shape[1]
+    decisions = []
+    for row in found:
+        path, tokens, (length, refused) = row[:depth], row[depth:-2], row[-2:]
+        decisions.append(Decision(path[:length], tokens[: length + 1], bool(refused)))
+    return decisions

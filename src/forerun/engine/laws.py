@@ -10,6 +10,7 @@ from torch import Tensor
 from forerun.core.history import History
 from forerun.core.law import LawSettings, law
 from forerun.core.params import SamplingParams
+from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
 from forerun.engine.packing import Packed
 from forerun.engine.request import Job
@@ -20,10 +21,19 @@ class StepLaws:
     a law takes longer than the walk: so rows are made when they are asked for, or all at once by `dense`."""
 
     def __init__(
-        self, logits: Tensor, jobs: Many[Job], tree: DraftTree, packed: Packed, history: History, settings: LawSettings
+        self,
+        logits: Tensor,
+        jobs: Many[Job],
+        tree: DraftTree,
+        packed: Packed,
+        history: History,
+        settings: LawSettings,
+        *,
+        checked: bool = False,
     ) -> None:
-        """`settings` has one row for each job."""
+        """`settings` has one row for each job; `checked` is as in `law`."""
         self.logits = logits
+        self.checked = checked
         self.sequences = [job.sequence for job in jobs]
         self.tree = tree
         self.packed = packed
@@ -54,10 +64,14 @@ class StepLaws:
         asked = zip(self._laws_at(places.flatten().tolist()), tokens.flatten().tolist(), strict=True)
         return torch.stack([p[token] for p, token in asked]).view(tokens.shape)
 
+    def every(self) -> Tensor:
+        """[W, V] of all rows, in their order."""
+        return self._laws(list(self._row), self.logits)
+
     def dense(self) -> Tensor:
         """p [B, N, V], zero where a tree has no such node."""
         places = list(self._row)
-        p = self._laws(places, self.logits)
+        p = self.every()
         if len(places) == self.shape[0] * self.shape[1]:
             return p.view(self.shape)
         padded = p.new_zeros(self.shape[0] * self.shape[1], self.shape[2])
@@ -76,12 +90,14 @@ class StepLaws:
         owners = [place // self.shape[1] for place in places]
         settings, context = self.settings, None
         if owners != list(range(len(self.sequences))):
-            settings = settings.take(torch.tensor(owners, device=self.device))
+            settings = settings.take(to_device(owners, self.device))
         if settings.penalises:
-            owner = torch.tensor(owners, device=self.device)
-            nodes = torch.tensor([place % self.shape[1] for place in places], device=self.device)
-            context = self.history.context(self.sequences, owner, self.tree.paths()[owner, nodes])
-        return law(logits, settings, context)
+            lies_on = self.tree.tokens.device
+            owner = to_device(owners, lies_on)
+            nodes = to_device([place % self.shape[1] for place in places], lies_on)
+            paths = self.tree.paths()[owner, nodes].to(self.device)
+            context = self.history.context(self.sequences, owner.to(self.device), paths)
+        return law(logits, settings, context, checked=self.checked)
 
 
 class SettingsMemo:

@@ -2,67 +2,121 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from forerun.core.tree import DraftTree
 from forerun.engine.scheduler import Turn
-from forerun.models.batch import KEYS, Batch, Segment
+from forerun.models.batch import KEYS, Batch, Drafted, Segment
 from forerun.models.cache import KVCache
+
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The rows of a pass. Trees come padded; only nodes that are there become rows."""
+    """The rows of a pass. Trees come padded. Of one on the host only nodes that are there become rows; of one that was
+    drafted on a device the host knows just how many there may be, and all of these become rows."""
 
     batch: Batch
+    tree: DraftTree | None
     nodes: list[list[int]]  # for each deciding turn: the nodes of its tree that are rows, the root first
-    tokens: list[list[int]]  # of these nodes
-    parents: list[list[int]]  # of these nodes: places in the list, -1 for the root
+    tokens: list[list[int]]  # of these nodes; like `parents` empty until `fetch` where a device drafted
+    parents: list[list[int]]  # of these nodes: places in the list, -1 for the root (and for a row that is no node)
     starts: list[int]  # for each turn: its first row
+    along: list[Tensor] = field(default_factory=list)
 
     def logit_starts(self) -> list[int]:
         """For each deciding turn the first of its rows of logits."""
         return [0, *accumulate(len(nodes) for nodes in self.nodes)]
 
+    def fetch(self, *wanted: Tensor) -> list[Tensor]:
+        """Integers [..] from the device to the host. What was drafted there and what else was asked for with
+        `bring_along` come with them: one trip for all."""
+        tree = self.tree
+        drafted = [] if tree is None or self.tokens else [tree.tokens, tree.parents]
+        parts = _on_host([*drafted, *self.along, *wanted])
+        if drafted:
+            tokens, parents = parts[0].tolist(), parts[1].tolist()
+            for b, nodes in enumerate(self.nodes):
+                self.tokens.append(tokens[b][: len(nodes)])
+                self.parents.append(parents[b][: len(nodes)])
+        self.along[:] = parts[len(drafted) : len(drafted) + len(self.along)]
+        return parts[len(drafted) + len(self.along) :]
+
+    def bring_along(self, numbers: Tensor) -> None:
+        """With the next `fetch`, into `along`."""
+        self.along.append(numbers)
+
+
+def _on_host(parts: list[Tensor]) -> list[Tensor]:
+    if all(part.device == HOST for part in parts):
+        return parts
+    brought = torch.cat([part.reshape(-1) for part in parts]).cpu()
+    found = brought.split([part.numel() for part in parts])
+    return [numbers.view(part.shape) for numbers, part in zip(found, parts, strict=True)]
+
 
 def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
     """Reserves a slot for every row. Tree b belongs to the b-th turn that has a budget."""
-    device = cache.storage.keys[0].device
+    on_host = tree is None or tree.tokens.device == HOST
+    present = tree.present if tree is not None and on_host else None
     segments: list[Segment] = []
+    sources: list[int | None] = []
     nodes: list[list[int]] = []
     tokens: list[list[int]] = []
     parents: list[list[int]] = []
     starts: list[int] = []
-    present = None if tree is None else tree.present
+    total = 0
     for turn in turns:
         sequence = turn.job.sequence
         first = cache.committed(sequence.id)
-        chain = torch.tensor(sequence.tokens[first : first + turn.chain], dtype=torch.int64, device=device)
-        positions = torch.arange(first, first + turn.chain, device=device)
-        ancestors = None
+        rows = torch.tensor(sequence.tokens[first : first + turn.chain], dtype=torch.int64)
+        positions = torch.arange(first, first + turn.chain)
+        ancestors: Tensor | None = None
+        source: int | None = None
         drafted = 0
         if turn.budget is not None:
             assert tree is not None
-            assert present is not None
             b = len(nodes)
-            own = present[b].nonzero()[:, 0]
-            drafted = own.shape[0]
-            listed = own.tolist()
-            places = dict(zip(listed, range(drafted), strict=True)) | {-1: -1}
-            tokens.append(tree.tokens[b, own].tolist())
-            parents.append([places[parent] for parent in tree.parents[b, own].tolist()])
+            if present is not None:
+                own = present[b].nonzero()[:, 0]
+                drafted = own.shape[0]
+                listed = own.tolist()
+                places = dict(zip(listed, range(drafted), strict=True)) | {-1: -1}
+                tokens.append(tree.tokens[b, own].tolist())
+                parents.append([places[parent] for parent in tree.parents[b, own].tolist()])
+                rows = torch.cat([rows, tree.tokens[b, own]])
+                positions = torch.cat([positions, tree.positions[b, own]])
+                if tree.width > 1:
+                    ancestors = tree.ancestors[b, own][:, own]
+            else:
+                drafted = min(tree.size, 1 + turn.budget.nodes)
+                listed = list(range(drafted))
+                if drafted == 1:  # the root alone, behind what the text brings
+                    rows = torch.tensor(sequence.tokens[first : first + turn.chain + 1], dtype=torch.int64)
+                    positions = torch.arange(first, first + turn.chain + 1)
+                else:
+                    assert not turn.chain, "drafts come when the text is read"
+                    source = b
+                    rows, positions = tree.tokens[b, :drafted], tree.positions[b, :drafted]
+                    ancestors = tree.ancestors[b, :drafted, :drafted]
             assert drafted <= 1 + turn.budget.nodes, "the drafter went over its budget"
-            chain = torch.cat([chain, tree.tokens[b, own]])
-            positions = torch.cat([positions, tree.positions[b, own]])
-            if tree.width > 1:
-                ancestors = tree.ancestors[b, own][:, own]
             nodes.append(listed)
-        cache.reserve(sequence.id, chain.shape[0])
+        cache.reserve(sequence.id, rows.shape[0])
         context, slots = cache.slots(sequence.id)
-        starts.append(sum(segment.rows for segment in segments))
+        starts.append(total)
+        total += rows.shape[0]
         run = cache.run(sequence.id, KEYS)
-        segments.append(Segment(sequence.id, chain, positions, ancestors, context, slots, drafted, run=run))
-    return Packed(Batch.pack(segments), nodes, tokens, parents, starts)
+        blocks = cache.blocks(sequence.id)
+        segments.append(
+            Segment(sequence.id, rows, positions, ancestors, context, slots, drafted, run=run, blocks=blocks)
+        )
+        sources.append(source)
+    of_device = None
+    if tree is not None and any(source is not None for source in sources):
+        of_device = Drafted(tree.tokens, tree.positions, tree.ancestors, sources)
+    return Packed(Batch.pack(segments, of_device), tree, nodes, tokens, parents, starts)

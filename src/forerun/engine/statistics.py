@@ -8,25 +8,44 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 Phase = Literal["draft", "target", "verify", "rest"]
 PHASES: tuple[Phase, ...] = ("draft", "target", "verify", "rest")
 
 
-@dataclass
 class Clock:
-    """Splits the time of a step into phases; what is not measured otherwise is the rest."""
+    """Splits the time of a step into phases; what is not measured otherwise is the rest.
 
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    started: float = field(default_factory=time.perf_counter)
+    An accelerator works while the host goes on. There the device stamps its own times around each phase up to the
+    verdict, which the host waits for; the rest of a step is what the wall clock says beyond them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self.started = time.perf_counter()
+        self._stamped = device.type == "cuda"
+        self._stamps: list[tuple[Phase, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
+        learning = name == "draft" and bool(self._stamps)  # of what was committed: nobody waits for that
+        if self._stamped and not learning:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            self._stamps.append((name, start, end))
+            return
         before = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - before
 
     def stop(self) -> None:
         total = time.perf_counter() - self.started
+        for name, start, end in self._stamps:
+            end.synchronize()
+            self.seconds[name] += start.elapsed_time(end) / 1000
         self.seconds["rest"] = max(0.0, total - sum(self.seconds[name] for name in PHASES[:-1]))
 
 
@@ -86,6 +105,12 @@ class Statistics:
         for depth in range(reached):
             self.offered_by_depth[depth] += 1
             self.accepted_by_depth[depth] += depth < accepted
+
+    def count_plain(self, tokens: int) -> None:
+        """Tokens of so many passes without drafts."""
+        self.target_passes += tokens
+        self.tokens += tokens
+        self.rows += tokens
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.kernels.kernel import Kernel, power_of_two
+from forerun.kernels.kernel import Kernel, ahead, power_of_two
 
 WORD = 64
 """Bits of one word of a mask."""
@@ -26,9 +26,10 @@ class PackedRows:
 
     starts: Tensor  # [B] int32: its first row
     counts: Tensor  # [B] int32: its rows
-    contexts: Tensor  # [B] int32: tokens in the cache before them
-    blocks: Tensor  # [B, max_blocks] int32: blocks of slots, of the context and, right behind it, of the rows
-    mask: Tensor  # [R, words] int64: bit j of row i says that i sees row j of its own sequence; see `mask_words`
+    contexts: Tensor  # [B] int32: tokens of the text in the cache, which every row sees
+    tails: Tensor  # [B] int32: keys behind them that the mask is about; the rows themselves are the last of these
+    blocks: Tensor  # [B, max_blocks] int32: blocks of slots, of the context and, right behind it, of the tail
+    mask: Tensor  # [R, words] int64: bit j of row i says that i sees key j of its sequence's tail; see `mask_words`
     positions: Tensor  # [R] absolute positions; the context lies at positions 0, 1, …
     max_rows: int
     max_context: int
@@ -84,24 +85,25 @@ def _plain(
     """q [R, heads, D]; keys [slots, kv_heads, D] and values [slots, kv_heads, Dv] of one layer → [R, heads · Dv].
 
     The rows' own keys and values are in the cache already. With a window, a row sees keys less than `window` positions
-    back. Rows of no sequence keep what `out` held, and are zero where none is given. `plan` is for tuning.
+    back; nodes of a tree that earlier passes read, at the beginning of a tail, count as near. Rows of no sequence keep
+    what `out` held, and are zero where none is given. `plan` is for tuning.
     """
     rows, heads = q.shape[:2]
     out = q.new_zeros(rows, heads * values.shape[2]) if out is None else out
-    for b, (start, count, context) in enumerate(
-        zip(packed.starts.tolist(), packed.counts.tolist(), packed.contexts.tolist(), strict=True)
-    ):
+    columns = (packed.starts, packed.counts, packed.contexts, packed.tails)
+    for b, (start, count, context, tail) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
         if not count:
             continue
-        index = torch.arange(context + count, device=q.device)
+        index = torch.arange(context + tail, device=q.device)
         slots = packed.blocks[b].long()[index // packed.block_size] * packed.block_size + index % packed.block_size
         words = packed.mask[start : start + count]
         own = index[context:] - context
-        seen = torch.ones(count, context + count, dtype=torch.bool, device=q.device)
+        seen = torch.ones(count, context + tail, dtype=torch.bool, device=q.device)
         seen[:, context:] = words[:, own // WORD] >> (own % WORD) & 1 != 0
         if window is not None:
             at = packed.positions[start : start + count]
-            seen &= at[:, None] - torch.cat([index[:context], at])[None] < window
+            lies_at = torch.cat([index[:context], torch.full_like(index[count:tail], 2**30), at])
+            seen &= at[:, None] - lies_at[None] < window
         query = q[start : start + count].float().view(count, keys.shape[1], -1, q.shape[2])
         scores = torch.einsum("rgsd,kgd->gsrk", query, keys[slots].float()) * scale
         weights = torch.softmax(scores.masked_fill_(~seen, -torch.inf), -1).nan_to_num_(0.0)  # a row that sees nothing
@@ -132,7 +134,6 @@ def _device(
     assert values.stride()[1:] == (value, 1), "a slot's values lie together"
     assert packed.mask.is_contiguous()
     assert packed.blocks.stride(1) == 1
-    assert packed.mask.shape[1] * WORD >= packed.max_rows
     queries = packed.max_rows * share
     if plan is None:
         plan = Plan.choose(batch, kv_heads, queries, packed.max_context, max(size, value), _processors(q.device))
@@ -143,20 +144,21 @@ def _device(
         parts = torch.empty(plan.splits, rows, heads, value, dtype=torch.float32, device=q.device)
         sums = torch.empty(plan.splits, rows, heads, dtype=torch.float32, device=q.device)
     gpu.attend[(kv_heads * tiles, batch, plan.splits)](
-        q, keys, values, packed.blocks, packed.starts, packed.counts, packed.contexts, packed.mask, packed.positions,
+        q, keys, values, packed.blocks, packed.starts, packed.counts, packed.contexts, packed.tails, packed.mask,
+        packed.positions,
         out, parts, sums, scale * math.log2(math.e),
         q.stride(0), keys.stride(0), values.stride(0), packed.blocks.stride(0), packed.mask.stride(0), out.stride(0),
         rows, tiles, plan.splits, HEADS=heads, SHARE=share,
         SIZE=size, SIZE_PAD=_tile(size), VALUE=value, VALUE_PAD=_tile(value),
         BLOCK=packed.block_size, WINDOW=window or 0, TILE_M=plan.tile_m, TILE_N=plan.tile_n,
         SPLIT=plan.splits > 1, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=plan.warps, num_stages=plan.stages,
+        num_warps=plan.warps, num_stages=plan.stages, **ahead(q.device),
     )  # fmt: skip
     if plan.splits > 1:
         gpu.combine[(packed.max_rows, batch, heads)](
             parts, sums, packed.starts, packed.counts, out, out.stride(0), rows,
             HEADS=heads, VALUE=value, VALUE_PAD=_tile(value), SPLITS=plan.splits,
-            num_warps=1 if plan.splits <= 8 else 4,
+            num_warps=1 if plan.splits <= 8 else 4, **ahead(q.device),
         )  # fmt: skip
     return out
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Generic, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
 P = ParamSpec("P")
@@ -51,6 +53,17 @@ def cannot_build(error: Exception) -> bool:
     if any(kind.__module__.startswith("triton.") for kind in type(error).__mro__):
         return True
     return type(error) is RuntimeError and "C compiler" in str(error)
+
+
+@cache
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before still runs (programmatic dependent launch, Hopper and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def ahead(device: torch.device) -> dict[str, bool]:
+    """How a kernel is launched that waits by itself for the one before (`language.wait_for_the_one_before`)."""
+    return {"OVERLAP": True, "launch_pdl": True} if overlaps(device) else {"OVERLAP": False}
 
 
 def power_of_two(number: int) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.kernels.kernel import Kernel, power_of_two
+from forerun.kernels.kernel import Kernel, ahead, power_of_two
 
 
 def _plain_norm(
@@ -37,7 +37,7 @@ def _device_norm(
         x, x if residual is None else residual, weight, out, eps, offset,
         x.stride(0), 0 if residual is None else residual.stride(0), out.stride(0),
         SIZE=size, PAD=power_of_two(size), ADD=residual is not None, OFFSET=bool(offset),
-        num_warps=min(16, max(1, power_of_two(size) // 512)),
+        num_warps=min(16, max(1, power_of_two(size) // 512)), **ahead(x.device),
     )  # fmt: skip
     return out
 
@@ -56,7 +56,15 @@ def _device_gated(both: Tensor, activation: str = "silu") -> Tensor:
     out = torch.empty(count, size, dtype=both.dtype, device=both.device)
     tile = min(1024, power_of_two(size))
     gpu.gated[(count, -(-size // tile))](
-        both, out, both.stride(0), out.stride(0), SIZE=size, TILE=tile, SILU=_is_silu(activation), num_warps=4
+        both,
+        out,
+        both.stride(0),
+        out.stride(0),
+        SIZE=size,
+        TILE=tile,
+        SILU=_is_silu(activation),
+        num_warps=4,
+        **ahead(both.device),
     )
     return out
 
@@ -145,7 +153,7 @@ def _device_rotate(
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAD=power_of_two(size // 2), TILE=tile,
         ROTATE=cos is not None, NORM=q_norm is not None, OFFSET=bool(offset),
         ROUND=cos is not None and cos.dtype == qkv.dtype,
-        num_warps=1 if tile == 4 else 4,
+        num_warps=1 if tile == 4 else 4, **ahead(qkv.device),
     )  # fmt: skip
     return q
 

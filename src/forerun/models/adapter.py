@@ -94,7 +94,7 @@ class Adapter:
         if not self.branches and any(needs_mask(segment) for segment in batch.segments):
             raise ValueError("this model cannot check trees: choose a drafter or a tree shape that makes chains")
         with torch.inference_mode():
-            return self.passes.forward_rows(batch.segments, storage, layers)
+            return self.passes.forward_rows(batch.on(self.device).segments, storage, layers)
 
     def begin(self, sequence: int, prompt: list[int]) -> list[int]:
         return self.calls.begin(sequence, prompt)

@@ -91,17 +91,21 @@ class Padded:
             if segment.ancestors is not None:
                 first = count - segment.ancestors.shape[0]
                 own[first:, first:] = segment.ancestors
-            seen = segment.context_visible
-            visible[g, :count, : segment.context.shape[0]] = True if seen is None else seen
+            before, seen = segment.context.shape[0], segment.context_visible
+            visible[g, :count, :before] = True
+            if seen is not None:
+                visible[g, :count, before - seen.shape[1] : before] = seen
             visible[g, :, self.context :] = eye
             visible[g, :count, self.context : self.context + count] = own
         return visible
 
     def distance(self, positions: Tensor) -> Tensor:
         """[G, N, P + N]: how many positions a key lies before a query, from positions [G, N]."""
-        text = torch.arange(self.context, device=positions.device)
-        places = [segment.context_positions for segment in self.segments]
-        before = self.stack([text if place is None else place for place in places], self.context)
+        before = torch.arange(self.context, device=positions.device).repeat(len(self.segments), 1)
+        for g, segment in enumerate(self.segments):
+            if segment.context_positions is not None:
+                end = segment.context.shape[0]
+                before[g, end - segment.context_positions.shape[0] : end] = segment.context_positions
         return positions[:, :, None] - torch.cat([before, positions], dim=1)[:, None, :]
 
     def real_rows(self) -> Tensor | None:

@@ -5,7 +5,10 @@ its draft tree; a prompt being read, a tree being checked and a text being recom
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,10 +34,14 @@ class Segment:
     logits: int
     """Of that many rows at the end the logits are wanted."""
     context_visible: Tensor | None = None
-    """[C + N, P] bool: what each row sees of the context; None for all of it. For a tree that is read level by level:
-    then the context ends with rows of earlier levels, and a node sees its own ancestors among them."""
+    """[C + N, T] bool: what each row sees of the last T tokens of the context; of those before, and without it, all.
+    For a tree that is read level by level: then the context ends with rows of earlier levels, and a node sees its own
+    ancestors among them."""
     context_positions: Tensor | None = None
-    """[P] the absolute positions of the context, where it is not one text from position 0 on."""
+    """[T'] the absolute positions of the last T' tokens of the context; those before, and without it all, lie at
+    positions 0, 1, …"""
+    blocks: list[int] | None = None
+    """Where context and rows lie one behind the other in the blocks of a `KVCache`: these blocks."""
     run: int | None = None
     """The first slot, where the context and the rows behind it lie one after another in a storage that does not end
     within the `KEYS` after them: they can be read where they are then."""
@@ -44,8 +51,21 @@ class Segment:
         return self.tokens.shape[0]
 
     @property
+    def before(self) -> int:
+        """Tokens of the context."""
+        return self.context.shape[0]
+
+    @property
     def is_chain(self) -> bool:
         return self.ancestors is None
+
+    def is_on(self, device: torch.device) -> bool:
+        return all(tensor.device == device for tensor in vars(self).values() if isinstance(tensor, Tensor))
+
+    def on(self, device: torch.device) -> Segment:
+        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        changed: dict[str, Any] = tensors
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True)
@@ -62,38 +82,70 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Drafted:
+    """Nodes that were drafted on a device: what they are is not known on the host, only where they go."""
+
+    tokens: Tensor  # [S, N]
+    positions: Tensor | None  # [S, N]; None where the segments know them
+    visible: Tensor | None  # [S, N, T] what they see of the last T keys, themselves the last; None where segments know
+    sources: list[int | None]  # for each segment of the batch: its row in these tables
+
+    def __post_init__(self) -> None:
+        assert self.visible is None or self.visible.shape[2] >= self.tokens.shape[1]
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Segments packed row by row."""
+    """Segments packed row by row. They may lie on the host while the model is elsewhere: `on` brings them there."""
 
     segments: tuple[Segment, ...]
-    tokens: Tensor  # [R]
-    positions: Tensor  # [R]
-    slots: Tensor  # [R]
-    wanted: Tensor | None  # [W] rows whose logits are wanted, in order; None for all
-    groups: tuple[Group, ...]
+    drafted: Drafted | None = None
+    """The same as the tokens, positions and ancestors of the segments that it speaks of, in one table for all."""
 
     @classmethod
-    def pack(cls, segments: Sequence[Segment]) -> Batch:
-        device = segments[0].tokens.device
-        starts: list[int] = []
-        wanted: list[int] = []
-        total = 0
-        for segment in segments:
-            starts.append(total)
-            total += segment.rows
-            wanted.extend(range(total - segment.logits, total))
-        return cls(
-            segments=tuple(segments),
-            tokens=torch.cat([segment.tokens for segment in segments]),
-            positions=torch.cat([segment.positions for segment in segments]),
-            slots=torch.cat([segment.slots for segment in segments]),
-            wanted=None if len(wanted) == total else torch.tensor(wanted, dtype=torch.int64, device=device),
-            groups=tuple(_group(segments, members, starts, total) for members in _alike(segments)),
-        )
+    def pack(cls, segments: Sequence[Segment], drafted: Drafted | None = None) -> Batch:
+        return cls(tuple(segments), drafted)
 
-    @property
+    def on(self, device: torch.device) -> Batch:
+        if all(segment.is_on(device) for segment in self.segments):
+            return self
+        return Batch(tuple(segment.on(device) for segment in self.segments))
+
+    @cached_property
     def rows(self) -> int:
-        return self.tokens.shape[0]
+        return sum(segment.rows for segment in self.segments)
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[R]"""
+        return torch.cat([segment.tokens for segment in self.segments])
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[R]"""
+        return torch.cat([segment.positions for segment in self.segments])
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """[R]"""
+        return torch.cat([segment.slots for segment in self.segments])
+
+    @cached_property
+    def wanted(self) -> Tensor | None:
+        """[W] rows whose logits are wanted, in order; None for all."""
+        if all(segment.logits == segment.rows for segment in self.segments):
+            return None
+        ends = accumulate(segment.rows for segment in self.segments)
+        wanted = [
+            row for end, segment in zip(ends, self.segments, strict=True) for row in range(end - segment.logits, end)
+        ]
+        return torch.tensor(wanted, dtype=torch.int64, device=self.segments[0].slots.device)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """For models whose attention takes padded keys and masks."""
+        starts = [0, *accumulate(segment.rows for segment in self.segments)]
+        return tuple(_group(self.segments, members, starts, self.rows) for members in _alike(self.segments))
 
 
 def _alike(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
@@ -123,11 +175,14 @@ def _group(segments: Sequence[Segment], members: tuple[int, ...], starts: list[i
         before, count = segment.context.shape[0], segment.rows
         keys[g, :before] = segment.context
         keys[g, before : before + count] = segment.slots
-        lies_at = segment.context_positions
-        key_positions[g, :before] = torch.arange(before, device=device) if lies_at is None else lies_at
+        key_positions[g, :before] = torch.arange(before, device=device)
+        if segment.context_positions is not None:
+            key_positions[g, before - segment.context_positions.shape[0] : before] = segment.context_positions
         key_positions[g, before : before + count] = segment.positions
         positions[g, :count] = segment.positions
-        visible[g, :count, :before] = True if segment.context_visible is None else segment.context_visible
+        visible[g, :count, :before] = True
+        if segment.context_visible is not None:
+            visible[g, :count, before - segment.context_visible.shape[1] : before] = segment.context_visible
         own = torch.ones(count, count, dtype=torch.bool, device=device).tril_()
         if segment.ancestors is not None:
             nodes = segment.ancestors.shape[0]

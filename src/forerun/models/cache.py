@@ -83,12 +83,16 @@ class KVCache:
         entry.reserved = rows
 
     def slots(self, sequence: int) -> tuple[Tensor, Tensor]:
-        """The slots of the committed tokens [P] and of the reserved rows [C]."""
+        """The slots of the committed tokens [P] and of the reserved rows [C], on the host."""
         entry = self._entries[sequence]
         blocks = torch.tensor(entry.blocks, dtype=torch.int64)
-        slots = (blocks[:, None] * self.block_size + self._block).view(-1).to(self._device)
+        slots = (blocks[:, None] * self.block_size + self._block).view(-1)
         end = entry.committed + entry.reserved
         return slots[: entry.committed], slots[entry.committed : end]
+
+    def blocks(self, sequence: int) -> list[int]:
+        """The blocks that hold these slots, in order; a copy."""
+        return list(self._entries[sequence].blocks)
 
     def run(self, sequence: int, beyond: int) -> int | None:
         """The first slot of a sequence whose blocks lie one after another, at least `beyond` slots before the end of
@@ -115,7 +119,8 @@ class KVCache:
             entry.reserved = 0
             self._shrink(entry)
         if source:
-            self.storage.move(self._index(source), self._index(target))
+            moves = torch.tensor([source, target], dtype=torch.int64)
+            self.storage.move(*moves.to(self._device))
 
     def abandon(self) -> None:
         """Give back whatever is reserved and not committed."""
@@ -153,7 +158,7 @@ class KVCache:
         """Every slot that holds no committed token: what stands there must not matter."""
         taken = torch.zeros(self.storage.slots, dtype=torch.bool)
         for sequence in self._entries:
-            taken[self.slots(sequence)[0].cpu()] = True
+            taken[self.slots(sequence)[0]] = True
         return (~taken).nonzero()[:, 0].to(self._device)
 
     def _slot(self, entry: _Entry, place: int) -> int:
@@ -163,6 +168,3 @@ class KVCache:
         needed = -(-entry.committed // self.block_size)
         self._free.extend(reversed(entry.blocks[needed:]))
         del entry.blocks[needed:]
-
-    def _index(self, slots: list[int]) -> Tensor:
-        return torch.tensor(slots, dtype=torch.int64, device=self._device)

@@ -42,6 +42,12 @@ class Product:
         for part, own in zip(self.parts, torch.split(weight, [len(weight) for weight in weights]), strict=True):
             part.weight.data = own
 
+    def matrix(self) -> tuple[Tensor, Tensor | None]:
+        """The plain weight [out, in] and the bias, where they were not laid out otherwise."""
+        assert self.packed is None
+        only = self.parts[0]
+        return (only.weight, only.bias) if self.weight is None else (self.weight, self.bias)
+
     def drop_parts(self) -> None:
         """Let go of the matrices that were laid out anew."""
         if self.packed is not None:
@@ -51,9 +57,7 @@ class Product:
     def __call__(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """x [R, in] → [R, out], added to `plus` [R, out] where there is one."""
         if self.packed is None:
-            only = self.parts[0]
-            weight, bias = (only.weight, only.bias) if self.weight is None else (self.weight, self.bias)
-            result = functional.linear(x, weight, bias)
+            result = functional.linear(x, *self.matrix())
             return result if plus is None else plus + result
         if plus is None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")

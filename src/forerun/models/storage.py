@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.kernels.step import MOST_MOVES, move_rows
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -54,6 +56,9 @@ class Storage:
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` [M] over slots `target` [M], in every layer."""
+        if self.whole is not None and self.whole.is_cuda and source.shape[0] <= MOST_MOVES:
+            move_rows(self.whole, source, target)
+            return
         if self.whole is not None:
             self.whole.index_copy_(1, target, self.whole.index_select(1, source))
             return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -56,4 +56,21 @@ class TargetModel(Protocol):
 
     def forget(self, sequence: int) -> None:
         """The sequence is over: drop whatever `begin` kept for it."""
+        ...
+
+
+@runtime_checkable
+class WritesAhead(Protocol):
+    """A model that can write several tokens on its device before the host looks at any."""
+
+    @property
+    def writes_ahead(self) -> bool:
+        """Whether it can here and now."""
+        ...
+
+    def write_ahead(
+        self, batch: Batch, storage: Storage, count: int, choose: Callable[[Tensor, int], Tensor] | None
+    ) -> Tensor:
+        """[count, S] the next tokens of S texts that bring one row each and have slots for `count`: the likeliest (-1
+        where the logits are broken), or what `choose` makes of the logits [S, V] at each step."""
         ...

@@ -21,6 +21,8 @@ from forerun.models.native import amx
 from forerun.models.norm import RMSNorm
 from forerun.models.product import Product, drop
 from forerun.models.rope import angles, rotate
+from forerun.models.static.rows import supports
+from forerun.models.static.static_pass import Choose, StaticPass
 from forerun.models.storage import LayerShape, Storage
 from forerun.models.target import Output
 
@@ -155,6 +157,7 @@ class Transformer(nn.Module):
             self.tie()
         self.head = Product(self.lm_head)
         self.amx: amx.AmxPass | None = None
+        self.static: StaticPass | None = None
         self.prepared = False
 
     def tie(self) -> None:
@@ -173,6 +176,8 @@ class Transformer(nn.Module):
         self.head.prepare()
         if not self.config.tied:
             self.head.drop_parts()
+        if self.device.type == "cuda" and supports(self.config):
+            self.static = StaticPass(self)
         self.prepared = True
 
     def _packed(self) -> amx.AmxPass:
@@ -216,6 +221,9 @@ class Transformer(nn.Module):
         """With `only`, the other layers are skipped: what the rest makes of the rows, at its share of the cost."""
         if not self.prepared:
             self.prepare()
+        if self.static is not None and self.static.takes(batch):
+            return self.static.forward(batch, storage, layers, only)
+        batch = batch.on(self.device)
         x = self.model.embed_tokens(batch.tokens)
         if self.config.embedding_scale != 1:
             x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)  # rounded, as the family does
@@ -233,6 +241,15 @@ class Transformer(nn.Module):
         if batch.wanted is not None:
             x = x.index_select(0, batch.wanted)
         return Output(self.head(self.model.norm(x)), features)
+
+    @property
+    def writes_ahead(self) -> bool:
+        return self.prepared and self.static is not None
+
+    @torch.inference_mode()
+    def write_ahead(self, batch: Batch, storage: Storage, count: int, choose: Choose | None) -> Tensor:
+        assert self.static is not None
+        return self.static.write(batch, storage, count, choose)
 
     def _shared(self, batch: Batch, storage: Storage) -> Pass:
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}

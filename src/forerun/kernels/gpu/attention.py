@@ -10,7 +10,7 @@ once.
 
 from __future__ import annotations
 
-from forerun.kernels.gpu.language import Value, constexpr, jit, tl
+from forerun.kernels.gpu.language import Value, constexpr, jit, tl, wait_for_the_one_before
 
 
 @jit()
@@ -62,6 +62,7 @@ def attend(
     starts: Value,  # [B]
     counts: Value,  # [B]
     contexts: Value,  # [B]
+    tails: Value,  # [B]
     masks: Value,  # [R, words]
     positions: Value,  # [R]; read only with a window
     out: Value,  # [R, heads, VALUE]
@@ -89,7 +90,9 @@ def attend(
     TILE_N: constexpr,  # divides 64, so that a tile of own rows lies in one word of the mask
     SPLIT: constexpr,  # whether there are several
     PRECISION: constexpr,
+    OVERLAP: constexpr,
 ) -> Value:
+    wait_for_the_one_before(OVERLAP)
     kv_head = tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
     sequence = tl.program_id(1)
@@ -137,16 +140,18 @@ def attend(
         )  # fmt: skip
 
     if split == splits - 1:  # whose share of the context is the smallest
-        for own in range(0, count, TILE_N):
+        tail = tl.load(tails + sequence).to(tl.int32)
+        for own in range(0, tail, TILE_N):
             node = own + ahead
-            there = node < count
+            there = node < tail
             index = context + node
             slots = tl.load(table + index // BLOCK, mask=there, other=0).to(tl.int32) * BLOCK + index % BLOCK
             word = tl.load(masks + row * words + own // 64, mask=real, other=0)
             visible = (word[:, None] >> (node % 64).to(tl.int64)[None, :]) & 1 != 0
             visible = visible & there[None, :]
             if WINDOW > 0:
-                lies_at = tl.load(positions + start + node, mask=there, other=0).to(tl.int32)
+                of_row = node - (tail - count)  # the others are near: the mask alone speaks for them
+                lies_at = tl.load(positions + start + of_row, mask=there & (of_row >= 0), other=2**30).to(tl.int32)
                 visible = visible & (at_position[:, None] - lies_at[None, :] < WINDOW)
             top, total, mixed = visit(
                 queries, keys, values, slots, there, visible, top, total, mixed,
@@ -180,8 +185,10 @@ def combine(
     VALUE: constexpr,
     VALUE_PAD: constexpr,
     SPLITS: constexpr,  # a power of two
+    OVERLAP: constexpr,
 ) -> Value:
     """What the splits of the context give together, weighed by their sums. One program for a row and a head."""
+    wait_for_the_one_before(OVERLAP)
     node = tl.program_id(0)
     sequence = tl.program_id(1)
     head = tl.program_id(2)

@@ -32,3 +32,12 @@ def jit(*varying: str) -> Callable[[Any], Any]:
         return importlib.import_module("triton").jit(function, do_not_specialize=varying)
 
     return make
+
+
+@jit()
+def wait_for_the_one_before(OVERLAP: constexpr) -> Value:
+    """At the beginning of a kernel that is launched `ahead`: what follows may start too, and nothing is read or written
+    before all that the kernel before wrote is there."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.kernels.gpu.language import Value, constexpr, jit, tl
+from forerun.kernels.gpu.language import Value, constexpr, jit, tl, wait_for_the_one_before
 
 
 @jit()
@@ -34,7 +34,9 @@ def rms_norm(
     PAD: constexpr,
     ADD: constexpr,
     OFFSET: constexpr,
+    OVERLAP: constexpr,
 ) -> Value:
+    wait_for_the_one_before(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, PAD)
     inside = dims < SIZE
@@ -59,7 +61,9 @@ def gated(
     SIZE: constexpr,
     TILE: constexpr,
     SILU: constexpr,
+    OVERLAP: constexpr,
 ) -> Value:
+    wait_for_the_one_before(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     dims = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = dims < SIZE
@@ -100,9 +104,11 @@ def write_and_rotate(
     NORM: constexpr,
     OFFSET: constexpr,
     ROUND: constexpr,
+    OVERLAP: constexpr,
 ) -> Value:
     """A tile holds heads of all three sorts; each is stored where it belongs. The two halves of a head, which turn
     with each other, are two tiles."""
+    wait_for_the_one_before(OVERLAP)
     half: constexpr = SIZE // 2
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)

@@ -252,7 +252,8 @@ def _path(segment: Segment) -> tuple[Tensor, Tensor, Tensor]:
     visible = torch.cat([segment.context_visible, own], 1)
     everyone = int(visible.all(0).long().cumprod(0).sum())
     rest = visible[:, everyone:]
-    return torch.full((rows,), everyone), rest.sum(1), rest.nonzero()[:, 1] + everyone
+    common = before - segment.context_visible.shape[1] + everyone
+    return torch.full((rows,), common), rest.sum(1), rest.nonzero()[:, 1] + common
 
 
 def _first(highest: Tensor, likeliest: Tensor) -> Tensor:

@@ -1,0 +1,98 @@
+"""Plain decoding on a device in runs: several tokens before the host looks at any.
+
+Where nothing is drafted, a step has one thing to tell the next: its token, which the device knows. So a run of steps is
+launched at once, and what the host does for every text, it does once for all of them. A text that ends within a run
+drops what came behind its end, as one does that accepts drafts beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+import torch
+from torch import Tensor
+
+from forerun.core.law import law
+from forerun.core.noise import StepNoise
+from forerun.core.transfer import to_device
+from forerun.drafters.drafter import Drafter
+from forerun.drafters.none import NoDrafter
+from forerun.engine.judge import takes_the_likeliest, without_drafts
+from forerun.engine.laws import SettingsMemo
+from forerun.engine.request import Job
+from forerun.engine.scheduler import Turn
+from forerun.models.batch import Batch, Segment
+from forerun.models.cache import KVCache
+from forerun.models.static.static_pass import Choose
+from forerun.models.target import TargetModel, WritesAhead
+from forerun.verify.rule import all_rules
+
+
+def run_length(turns: Many[Turn], target: TargetModel, drafter: Drafter, cache: KVCache, most: int) -> int:
+    """How many tokens to write before looking; 1 where every token has to be looked at."""
+    if most < 2 or not isinstance(drafter, NoDrafter) or not isinstance(target, WritesAhead) or not target.writes_ahead:
+        return 1
+    if any(turn.budget is None or turn.chain for turn in turns):
+        return 1
+    ways = {_way(turn.job) for turn in turns}
+    if len(ways) > 1 or None in ways:
+        return 1
+    sequences = [turn.job.sequence for turn in turns]
+    length = min(most, max(sequence.remaining for sequence in sequences))
+    length = min([length, *(target.context_length - 1 - sequence.position for sequence in sequences)])
+    while length > 1 and sum(cache.blocks_for(sequence.id, length) for sequence in sequences) > cache.free_blocks:
+        length //= 2
+    return max(1, length)
+
+
+def write(
+    turns: Many[Turn], target: TargetModel, cache: KVCache, count: int, settings: SettingsMemo
+) -> list[list[int]]:
+    """The next `count` tokens of every text. Their slots stay reserved."""
+    assert isinstance(target, WritesAhead)
+    segments = []
+    for turn in turns:
+        sequence = turn.job.sequence
+        cache.reserve(sequence.id, count)
+        position = torch.tensor([sequence.position])
+        root = torch.tensor(sequence.tokens[-1:])
+        context, slots = cache.slots(sequence.id)
+        blocks = cache.blocks(sequence.id)
+        segments.append(Segment(sequence.id, root, position, None, context, slots[:1], 1, blocks=blocks))
+    jobs = [turn.job for turn in turns]
+    tokens = target.write_ahead(Batch.pack(segments), cache.storage, count, _choose(jobs, target, settings))
+    texts: list[list[int]] = tokens.T.tolist()
+    if any(token < 0 for text in texts for token in text):
+        raise ValueError("the logits of a row hold NaN or infinity: the model's output is broken")
+    return texts
+
+
+def _way(job: Job) -> str | None:
+    """The rule that draws a token from logits and noise alone; None where it takes more."""
+    params = job.sequence.params
+    if params.logprobs is not None or params.penalises:
+        return None
+    if takes_the_likeliest(job):
+        return "likeliest"
+    rule = without_drafts(job.rule)
+    if rule.choose is None and rule.lossless:  # at a leaf they all draw in one way
+        return "sample_match"
+    return None if rule.choose is None else rule.name
+
+
+def _choose(jobs: list[Job], target: TargetModel, settings: SettingsMemo) -> Choose | None:
+    way = _way(jobs[0])
+    if way is None or way == "likeliest":
+        return None
+    device = target.device
+    draw = all_rules()[way].choose
+    assert draw is not None
+    columns = settings.of(jobs, device)
+    seeds = to_device([[job.sequence.seed, job.sequence.position + 1] for job in jobs], device)
+    noise = StepNoise(seeds[:, 0], seeds[:, 1])
+
+    def choose(logits: Tensor, step: int) -> Tensor:
+        p = law(logits, columns, checked=True)
+        return draw(p, noise, torch.full_like(noise.seeds, step))
+
+    return choose

@@ -1,0 +1,141 @@
+"""Passes of a model on an accelerator: each bucket is captured as a CUDA graph when it is first met, and replayed.
+
+Capturing takes a moment, and the very first time the kernels are built, which takes seconds; both are told to
+`listeners`. A kernel that cannot be built leaves the model to its plain pass; a graph that cannot be captured leaves
+the same launches to the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from forerun.kernels.attention import tree_attention
+from forerun.models.batch import Batch
+from forerun.models.static.buffers import Bucket, Buffers, Feeds, Stage, advance, fill
+from forerun.models.static.rows import Result, Rows
+from forerun.models.storage import Storage
+from forerun.models.target import Output
+
+if TYPE_CHECKING:
+    from forerun.models.transformer import Transformer
+
+log = logging.getLogger(__name__)
+
+Choose = Callable[[Tensor, int], Tensor]
+"""Tokens [S] from logits [S, V], at a number of steps from the start."""
+
+listeners: list[Callable[[str], None]] = []
+"""Called with a line about anything that makes the user wait."""
+
+
+class StaticPass:
+    def __init__(self, model: Transformer) -> None:
+        self.rows = Rows(model)
+        self.device = model.device
+        self.stage = Stage(self.device)
+        self.graphs = self.device.type == "cuda"
+        self.pool = torch.cuda.graph_pool_handle() if self.graphs else None  # type: ignore[no-untyped-call]
+        self.captured: dict[tuple[Bucket, int], Captured] = {}
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether this pass can run the batch; the plain one runs any."""
+        if tree_attention.broken is not None and self.graphs:
+            return False
+        return all(segment.blocks is not None for segment in batch.segments)
+
+    def forward(self, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None) -> Output:
+        """What it returns holds until the next pass of the model."""
+        captured = self._captured(Bucket.of(batch, layers, only), storage)
+        fill(captured.buffers, batch, self.stage)
+        result = captured.run()
+        wanted = sum(segment.logits for segment in batch.segments)
+        features = {layer: states[: batch.rows] for layer, states in result.features.items()}
+        return Output(result.logits[:wanted], features, result.likeliest[:wanted])
+
+    def write(self, batch: Batch, storage: Storage, count: int, choose: Choose | None) -> Tensor:
+        """[count, S] the next tokens of texts that bring one row each: the likeliest, or what `choose` makes of the
+        logits. The host launches passes and looks at nothing."""
+        texts = len(batch.segments)
+        feeds: Feeds = "likeliest" if choose is None else "chosen"
+        captured = self._captured(replace(Bucket.of(batch, (), None), feeds=feeds), storage)
+        buffers = captured.buffers
+        fill(buffers, batch, self.stage)
+        buffers.step.zero_()
+        for step in range(count):
+            result = captured.run()
+            if choose is not None:
+                tokens = result.likeliest.clone()
+                chosen = choose(result.logits[:texts], step)
+                tokens[:texts] = torch.where(tokens[:texts] < 0, -1, chosen)
+                advance(buffers, tokens)
+        return buffers.written[:count, :texts]
+
+    def _captured(self, bucket: Bucket, storage: Storage) -> Captured:
+        key = (bucket, storage.keys[0].data_ptr())
+        captured = self.captured.get(key)
+        if captured is None:
+            captured = self.captured[key] = Captured(self, bucket, storage)
+        return captured
+
+
+class Captured:
+    """The buffers of a bucket and, on an accelerator, the graph that reads them."""
+
+    def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage) -> None:
+        self.owner, self.storage = owner, storage
+        self.buffers = Buffers(bucket, owner.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.result: Result | None = None
+        if owner.graphs:
+            self._capture(bucket)
+
+    def run(self) -> Result:
+        if self.graph is None or self.result is None:
+            return self._launch()
+        self.graph.replay()
+        return self.result
+
+    def _launch(self) -> Result:
+        result = self.owner.rows.run(self.buffers, self.storage)
+        if self.buffers.bucket.feeds == "likeliest":
+            advance(self.buffers, result.likeliest)
+        return result
+
+    def _capture(self, bucket: Bucket) -> None:
+        owner = self.owner
+        started = time.perf_counter()
+        for listener in listeners:
+            listener(f"preparing passes of up to {bucket.rows} rows of {bucket.sequences} texts")
+        # Once for real, on a stream of its own: this builds the kernels. The buffers are empty, so nothing is written.
+        side = torch.cuda.Stream(owner.device)
+        side.wait_stream(torch.cuda.current_stream(owner.device))
+        self.buffers.slots.fill_(-1)
+        with torch.cuda.stream(side):
+            self._launch()
+        torch.cuda.current_stream(owner.device).wait_stream(side)
+        torch.cuda.synchronize(owner.device)
+        if tree_attention.broken is not None:
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=owner.pool):
+                result = self._launch()
+        except RuntimeError as error:
+            owner.graphs = False
+            warnings.warn(
+                f"this pass cannot be captured as a CUDA graph, so every launch comes from the host, which is slower: "
+                f"{str(error).splitlines()[0]}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
+        self.graph, self.result = graph, result
+        log.info("captured %s in %.2f s", bucket, time.perf_counter() - started)
