@@ -43,7 +43,7 @@ class StaticPass:
         self.stage = Stage(self.device)
         self.graphs = self.device.type == "cuda"
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None  # type: ignore[no-untyped-call]
-        self.captured: dict[tuple[Bucket, int], Captured] = {}
+        self.captured: dict[tuple[Bucket, int, int], Captured] = {}
 
     def takes(self, batch: Batch) -> bool:
         """Whether this pass can run the batch; the plain one runs any."""
@@ -55,7 +55,7 @@ class StaticPass:
         """What it returns holds until the next pass of the model."""
         captured = self._captured(Bucket.of(batch, layers, only), storage)
         fill(captured.buffers, batch, self.stage)
-        result = captured.run()
+        result = captured.run(storage)
         wanted = sum(segment.logits for segment in batch.segments)
         features = {layer: states[: batch.rows] for layer, states in result.features.items()}
         return Output(result.logits[:wanted], features, result.likeliest[:wanted])
@@ -70,7 +70,7 @@ class StaticPass:
         fill(buffers, batch, self.stage)
         buffers.step.zero_()
         for step in range(count):
-            result = captured.run()
+            result = captured.run(storage)
             if choose is not None:
                 tokens = result.likeliest.clone()
                 chosen = choose(result.logits[:texts], step)
@@ -79,7 +79,7 @@ class StaticPass:
         return buffers.written[:count, :texts]
 
     def _captured(self, bucket: Bucket, storage: Storage) -> Captured:
-        key = (bucket, storage.keys[0].data_ptr())
+        key = (bucket, storage.keys[0].data_ptr(), storage.slots)
         captured = self.captured.get(key)
         if captured is None:
             captured = self.captured[key] = Captured(self, bucket, storage)
@@ -87,29 +87,30 @@ class StaticPass:
 
 
 class Captured:
-    """The buffers of a bucket and, on an accelerator, the graph that reads them."""
+    """The buffers of a bucket and, on an accelerator, the graph that reads them. The graph knows where the cache lay
+    that it was captured with, and serves any that lies there; it does not keep one from being freed."""
 
     def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage) -> None:
-        self.owner, self.storage = owner, storage
+        self.owner = owner
         self.buffers = Buffers(bucket, owner.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: Result | None = None
         if owner.graphs:
-            self._capture(bucket)
+            self._capture(bucket, storage)
 
-    def run(self) -> Result:
+    def run(self, storage: Storage) -> Result:
         if self.graph is None or self.result is None:
-            return self._launch()
+            return self._launch(storage)
         self.graph.replay()
         return self.result
 
-    def _launch(self) -> Result:
-        result = self.owner.rows.run(self.buffers, self.storage)
+    def _launch(self, storage: Storage) -> Result:
+        result = self.owner.rows.run(self.buffers, storage)
         if self.buffers.bucket.feeds == "likeliest":
             advance(self.buffers, result.likeliest)
         return result
 
-    def _capture(self, bucket: Bucket) -> None:
+    def _capture(self, bucket: Bucket, storage: Storage) -> None:
         owner = self.owner
         started = time.perf_counter()
         for listener in listeners:
@@ -119,7 +120,7 @@ class Captured:
         side.wait_stream(torch.cuda.current_stream(owner.device))
         self.buffers.slots.fill_(-1)
         with torch.cuda.stream(side):
-            self._launch()
+            self._launch(storage)
         torch.cuda.current_stream(owner.device).wait_stream(side)
         torch.cuda.synchronize(owner.device)
         if tree_attention.broken is not None:
@@ -127,7 +128,7 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=owner.pool):
-                result = self._launch()
+                result = self._launch(storage)
         except RuntimeError as error:
             owner.graphs = False
             warnings.warn(

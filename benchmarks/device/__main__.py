@@ -1,0 +1,96 @@
+"""All figures of one accelerator, in one run:
+
+    python -m benchmarks.device --data FOLDER --json results/device.json
+
+FOLDER holds spec_bench_dev.jsonl and prompts_train.jsonl. The 8B model is the default model, enlarged: it writes the
+same text at the cost of the larger shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.device import passes, texts, throughput
+from benchmarks.device.models import Measured, load
+from forerun.bench.provenance import provenance
+from forerun.bench.questions import Question, read_questions
+
+PARTS = ("passes", "texts", "batches", "seeded", "peers", "throughput")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--sizes", default="8B,135M")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--drafters", default=",".join(texts.METHODS).replace(", ", ": "))
+    parser.add_argument("--questions", type=int, default=8, help="of summarization and of rag each")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--context", type=int, default=512)
+    given = parser.parse_args()
+    parts, sizes = given.parts.split(","), given.sizes.split(",")
+    names = [name.replace(": ", ", ") for name in given.drafters.split(",")]
+    started = time.perf_counter()
+    arguments = {name: value for name, value in vars(given).items() if name not in ("data", "json")}
+    result: dict[str, Any] = {"provenance": provenance(arguments, "cuda")}
+    speed = passes.copy_speed()
+    result["copy_bytes_per_second"] = speed
+    print(f"copy: {speed / 1e12:.2f} TB/s", flush=True)
+    every = read_questions(given.data / "spec_bench_dev.jsonl", turns=1)
+    chosen = [q for kind in ("summarization", "rag") for q in _of(every, kind)[: given.questions]]
+    for size in sizes:
+        measured = load(size, given.model, "cuda")
+        _measure(result, measured, parts, names, every, chosen, given, speed)
+        print(f"{size}: {time.perf_counter() - started:.0f} s since the start", flush=True)
+        del measured
+        gc.collect()
+        torch.cuda.empty_cache()
+        if given.json:
+            given.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _of(questions: list[Question], category: str) -> list[Question]:
+    return [question for question in questions if question.category == category]
+
+
+def _measure(
+    result: dict[str, Any],
+    measured: Measured,
+    parts: list[str],
+    names: list[str],
+    every: list[Question],
+    chosen: list[Question],
+    given: argparse.Namespace,
+    speed: float,
+) -> None:
+    def add(part: str, rows: list[dict[str, Any]]) -> None:
+        result.setdefault(part, []).extend(rows)
+
+    if "passes" in parts:
+        add("passes", passes.measure(measured, given.context, speed))
+    if "texts" in parts:
+        add("texts", texts.measure(measured, chosen, names, tokens=given.tokens))
+    if "batches" in parts:
+        some = [name for name in ("none", "ngram", "suffix") if name in names]
+        for batch in (8, 64):
+            add("batches", texts.measure(measured, every[:batch], some, tokens=given.tokens, batch=batch))
+    if "seeded" in parts:
+        add("seeded", texts.measure(measured, chosen[::2], names, tokens=64, temperature=0.8, top_p=0.95, seed=1))
+    if "peers" in parts:
+        add("peers", texts.peers(measured, chosen[:: max(1, len(chosen) // 4)], given.tokens))
+    if "throughput" in parts and measured.name == "135M":
+        train = (given.data / "prompts_train.jsonl").read_text().splitlines()[:4096]
+        add("throughput", throughput.measure(measured, [json.loads(line)["turns"][0] for line in train]))
+
+
+if __name__ == "__main__":
+    main()

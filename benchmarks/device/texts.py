@@ -1,0 +1,183 @@
+"""Texts of every drafter at batch 1 and in a large batch: how fast, how the step divides, and whether they are plain
+decoding's."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.device.models import Measured, in_transformers
+from forerun.bench.questions import Question
+from forerun.core.params import SamplingParams
+from forerun.engine.llm import LLM
+
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "none": ("none", {}),
+    "ngram": ("ngram", {}),
+    "suffix": ("suffix", {}),
+    "combine": ("combine", {}),
+    "recycling": ("recycling", {}),
+    "lookahead": ("lookahead", {}),
+    "layer_skip": ("layer_skip", {}),
+    "draft_model, 4": ("draft_model", {"model": "short", "tree": "4"}),
+    "draft_model, 3,2,1": ("draft_model", {"model": "short", "tree": "3,2,1"}),
+    "multi_draft": ("multi_draft", {"models": "short", "samples": 2, "length": 3}),
+}
+WARM = [
+    "Say it again and again: " + "one two three four five six seven eight " * repeat for repeat in (1, 2, 4, 8, 16, 40)
+]
+"""So that passes of all sizes are captured before anything is timed. It has nothing to do with the questions."""
+
+
+@dataclass
+class Record:
+    tokens: list[list[int]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    passes: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+def start(measured: Measured, name: str, batch: int) -> LLM:
+    drafter, options = METHODS[name]
+    llm = LLM(measured.model, drafter=drafter, drafter_options=options, max_batch=batch, cache_tokens=batch * 2048)
+    greedy = SamplingParams(temperature=0.0, max_tokens=48)
+    for text in WARM:
+        llm.generate(text, greedy)
+    if batch > 1:
+        llm.generate([WARM[i % len(WARM)] for i in range(batch)], greedy)
+    return llm
+
+
+def measure(
+    measured: Measured, questions: list[Question], names: list[str], *, tokens: int, batch: int = 1, **params: Any
+) -> list[dict[str, Any]]:
+    """One question after the other, or all in one batch; each by all methods in turn."""
+    settings = SamplingParams(**{"temperature": 0.0, "max_tokens": tokens, **params})
+    records = {name: Record() for name in names}
+    llms = {name: start(measured, name, batch) for name in names}
+    groups = [questions[i : i + batch] for i in range(0, len(questions), batch)]
+    for number, group in enumerate(groups):
+        for place in range(len(names)):
+            name = names[(place + number) % len(names)]
+            _answer(llms[name], records[name], group, settings)
+    rows = []
+    for name in names:
+        rows.append(_row(measured, name, batch, records[name], records[names[0]], llms[names[0]], questions, settings))
+        print(_line(rows[-1]), flush=True)
+    for llm in llms.values():
+        llm.close()
+    return rows
+
+
+def _answer(llm: LLM, record: Record, group: list[Question], settings: SamplingParams) -> None:
+    before = llm.statistics.as_dict()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    done = llm.generate([question.turns[0] for question in group], settings)
+    record.seconds.append(time.perf_counter() - started)
+    record.tokens += [each.token_ids for each in done]
+    after = llm.statistics.as_dict()
+    record.passes += after["target_passes"] - before["target_passes"]
+    for phase, spent in after["seconds_by_phase"].items():
+        record.phases[phase] = record.phases.get(phase, 0.0) + spent - before["seconds_by_phase"][phase]
+
+
+def _row(
+    measured: Measured,
+    name: str,
+    batch: int,
+    record: Record,
+    plain: Record,
+    judge: LLM,
+    questions: list[Question],
+    settings: SamplingParams,
+) -> dict[str, Any]:
+    total = sum(map(len, record.tokens))
+    spent = sum(record.phases.values())
+    differences = [
+        _difference(judge, question.turns[0], own, right)
+        for question, own, right in zip(questions, record.tokens, plain.tokens, strict=True)
+        if own != right
+    ]
+    pairs = zip(record.seconds, plain.seconds, strict=True)
+    return {
+        "model": measured.name,
+        "drafter": name,
+        "batch": batch,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+        "tokens": total,
+        "tokens_per_second": total / sum(record.seconds),
+        "tokens_per_pass": total / max(1, record.passes),
+        "speedup": total / sum(record.seconds) / (sum(map(len, plain.tokens)) / sum(plain.seconds)),
+        "median_ratio": statistics.median(b / a for a, b in pairs),
+        "shares": {phase: seconds / spent for phase, seconds in record.phases.items()},
+        "identical": len(questions) - len(differences),
+        "answers": len(questions),
+        "differences": differences,
+    }
+
+
+def _difference(judge: LLM, prompt: str, own: list[int], right: list[int]) -> dict[str, Any]:
+    """Where two texts part, and how far apart plain decoding holds the two tokens there."""
+    place = next((i for i, (a, b) in enumerate(zip(own, right, strict=False)) if a != b), min(len(own), len(right)))
+    if place >= min(len(own), len(right)):
+        return {"place": place, "gap": None}
+    asked = judge.tokens(prompt) + right[:place]
+    (seen,) = judge.generate([asked], SamplingParams(temperature=0.0, max_tokens=1, logprobs=20))
+    assert seen.logprobs is not None
+    values = dict(seen.logprobs[0].top)
+    gap = values[right[place]] - values[own[place]] if {own[place], right[place]} <= set(values) else None
+    return {"place": place, "gap": gap}
+
+
+def _line(row: dict[str, Any]) -> str:
+    shares = ", ".join(f"{phase} {100 * share:.1f}%" for phase, share in row["shares"].items())
+    gaps = [difference["gap"] for difference in row["differences"]]
+    return (
+        f"{row['model']:>5} batch {row['batch']:2} {row['drafter']:<19} {row['tokens_per_second']:8.1f} tokens/s, "
+        f"{row['tokens_per_pass']:.2f} a pass, {row['speedup']:.2f}×; {row['identical']}/{row['answers']} "
+        f"identical, gaps {[None if gap is None else round(gap, 3) for gap in gaps]}; {shares}"
+    )
+
+
+def peers(measured: Measured, questions: list[Question], tokens: int) -> list[dict[str, Any]]:
+    """`generate` of `transformers` on the same weights: plain, and with its prompt lookup."""
+    model = in_transformers(measured.target, measured.model.tokenizer)
+    tokenizer = measured.model.tokenizer
+    rows = []
+    for name, options in (("transformers", {}), ("transformers-lookup", {"prompt_lookup_num_tokens": 10})):
+        written, seconds = 0, 0.0
+        for number, question in enumerate([questions[0], *questions]):
+            asked = torch.tensor([tokenizer.apply_chat([{"role": "user", "content": question.turns[0]}])])
+            asked = asked.to(measured.target.device)
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            with torch.inference_mode():
+                out = model.generate(
+                    asked,
+                    attention_mask=torch.ones_like(asked),
+                    max_new_tokens=tokens,
+                    do_sample=False,
+                    eos_token_id=sorted(tokenizer.eos),
+                    **options,
+                )
+            torch.cuda.synchronize()
+            if number:  # the first one warms up
+                seconds += time.perf_counter() - started
+                written += out.shape[1] - asked.shape[1]
+        rows.append(
+            {
+                "model": measured.name,
+                "drafter": name,
+                "batch": 1,
+                "tokens": written,
+                "tokens_per_second": written / seconds,
+            }
+        )
+        print(f"{measured.name:>5} {name}: {written / seconds:.1f} tokens/s", flush=True)
+    return rows
