@@ -32,13 +32,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--sizes", default="8B,135M")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--drafters", default=",".join(texts.METHODS).replace(", ", ": "))
+    parser.add_argument("--drafters", default=";".join(texts.METHODS), help="separated by ;")
     parser.add_argument("--questions", type=int, default=8, help="of summarization and of rag each")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--beside", default="1024,2048,4096", help="batches of transformers beside our throughput")
     parser.add_argument("--context", type=int, default=512)
     given = parser.parse_args()
     parts, sizes = given.parts.split(","), given.sizes.split(",")
-    names = [name.replace(": ", ", ") for name in given.drafters.split(",")]
+    names = given.drafters.split(";")
     started = time.perf_counter()
     arguments = {name: value for name, value in vars(given).items() if name not in ("data", "json")}
     result: dict[str, Any] = {"provenance": provenance(arguments, "cuda")}
@@ -89,7 +90,7 @@ def _measure(
         add("peers", texts.peers(measured, chosen[:: max(1, len(chosen) // 4)], given.tokens))
     if "throughput" in parts and measured.name == "135M":
         train = (given.data / "prompts_train.jsonl").read_text().splitlines()[:4096]
-        add("throughput", throughput.measure(measured, [json.loads(line)["turns"][0] for line in train]))
+        add("throughput", throughput.measure(measured, [json.loads(line)["turns"][0] for line in train], given.beside))
 
 
 if __name__ == "__main__":

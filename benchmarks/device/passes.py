@@ -98,7 +98,6 @@ def _pass(measured: Measured, texts: int, rows: int, context: int) -> tuple[floa
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in pairwise(stamps[5:])]
     shares = _shares(lambda: captured.run(cache.storage))
-    target.static.captured.popitem()
     return statistics.median(times), shares
 
 

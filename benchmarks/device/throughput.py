@@ -13,7 +13,7 @@ from forerun.drafters.none import NoDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 
-TOKENS = 256
+TOKENS = 128
 LONGEST = 256
 
 
@@ -73,17 +73,19 @@ def theirs(measured: Measured, prompts: list[list[int]], batch: int, model: Any)
     return {"method": "transformers", "batch": batch, "tokens": batch * TOKENS, "tokens_per_second": speed}
 
 
-def measure(measured: Measured, texts: list[str]) -> list[dict[str, Any]]:
+def measure(measured: Measured, texts: list[str], beside: str) -> list[dict[str, Any]]:
     rows = []
-    peer = in_transformers(measured.target, measured.model.tokenizer)
     prompts = prompts_of(measured, texts, 4096)
-    for batch in (256, 1024, 2048):
+    for batch in (1024, 2048, 4096):
+        rows.append(ours(measured, prompts, batch, temperature=0.0))
+    rows.append(ours(measured, prompts[:2048], 1024, temperature=0.8, top_p=0.95, seed=1))
+    rows.append(ours(measured, prompts[:2048], 1024, temperature=1.0))
+    if not beside:
+        return rows
+    peer = in_transformers(measured.target, measured.model.tokenizer)
+    for batch in map(int, beside.split(",")):
         try:
             rows.append(theirs(measured, prompts, batch, peer))
         except torch.cuda.OutOfMemoryError as error:
             print(f"transformers, batch {batch}: {str(error).splitlines()[0]}")
-    for batch in (1024, 2048):
-        rows.append(ours(measured, prompts, batch, temperature=0.0))
-    rows.append(ours(measured, prompts[:2048], 1024, temperature=0.8, top_p=0.95, seed=1))
-    rows.append(ours(measured, prompts[:2048], 1024, temperature=1.0))
     return rows
