@@ -145,3 +145,27 @@ def test_a_plan_fills_the_device_and_no_more(batch: int, rows: int, context: int
     programs = batch * 8 * -(-rows * 4 // plan.tile_m)
     assert plan.splits == 1 or programs * plan.splits <= 2 * 132
     assert plan.splits * BLOCK <= max(context, BLOCK)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("form", ["plain", "kernel"])
+def test_a_tree_can_be_read_level_by_level(
+    form: str, window: int | None, built: Callable[..., Any], device: torch.device
+) -> None:
+    """The last rows of each tree alone, the others being in the cache from passes before: the same as in one pass."""
+    attend = tree_attention.plain if form == "plain" else built(tree_attention)
+    case = random_case([(70, 9), (16, 12), (0, 5)]).to(device)
+    whole = tree_attention.plain(case.q, case.keys, case.values, case.packed, scale=0.1, window=window)
+    later = torch.tensor([4, 1, 5], dtype=torch.int32, device=device)
+    ends = case.packed.starts + case.packed.counts
+    rows = torch.cat([torch.arange(int(end - n), int(end)) for end, n in zip(ends, later, strict=True)]).to(device)
+    packed = replace(
+        case.packed,
+        starts=(later.cumsum(0) - later).int(),
+        counts=later,
+        mask=case.packed.mask[rows].contiguous(),
+        positions=case.packed.positions[rows],
+    )
+    plan = Plan(16, 32, 2, 4, 2)
+    got = attend(case.q[rows], case.keys, case.values, packed, scale=0.1, window=window, plan=plan)
+    torch.testing.assert_close(got, whole[rows], rtol=1e-4, atol=1e-5)

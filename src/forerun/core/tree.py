@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ class DraftTree:
     q_rows: Tensor | None  # [B, N, K]: the row of q behind each draw; beside the draws any row that is there
     max_depth: int  # bounds known on the host, so that loops need not ask the device:
     max_draws: int  # no walk from the root meets more draws than this
+    sizes: tuple[int, ...] | None = None
+    """Where it is known that the nodes of each tree are its first ones, without padding between them: how many."""
 
     @classmethod
     def build(
@@ -240,6 +243,28 @@ class DraftTree:
             q_rows=None,
             max_depth=int(depths.max()),
             max_draws=size - 1,
+            sizes=tuple(len(own) for own, _ in trees),
+        )
+
+    @classmethod
+    def full(cls, shape: TreeShape, tokens: Tensor, root_positions: Tensor) -> DraftTree:
+        """A shape of which every node is filled, with tokens [B, N] that were not drawn. What depends on the shape
+        alone is made once."""
+        parents, depths, ancestors, children = _structure(shape, tokens.device)
+        batch = tokens.shape[0]
+        return cls(
+            tokens=tokens,
+            parents=parents.expand(batch, -1),
+            depths=depths.expand(batch, -1),
+            positions=root_positions[:, None] + depths,
+            ancestors=ancestors.expand(batch, -1, -1),
+            drawing=Drawing.FIXED,
+            children=children.expand(batch, -1, -1),
+            q=None,
+            q_rows=None,
+            max_depth=shape.depth,
+            max_draws=shape.size - 1,
+            sizes=(shape.size,) * batch,
         )
 
     @property
@@ -286,7 +311,7 @@ class DraftTree:
         """The trees of some sequences of the batch."""
         columns = {item.name: getattr(self, item.name) for item in fields(self)}
         picked: dict[str, Any] = {name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)}
-        return replace(self, **picked)
+        return replace(self, **picked, sizes=None)
 
 
 @dataclass(frozen=True)
@@ -330,6 +355,16 @@ def _ancestors(parents: Tensor) -> Tensor:
         counts = reach.to(torch.float32)
         reach = (counts @ counts) > 0
     return reach
+
+
+@lru_cache(maxsize=256)
+def _structure(shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[1, N] parents and depths, [1, N, N] ancestors, [1, N, K] children."""
+    parents = torch.tensor([shape.parents])
+    ancestors = _ancestors(parents)
+    made = (parents, ancestors.sum(-1) - 1, ancestors, _children(parents, shape.width))
+    parents, depths, ancestors, children = (part.to(device) for part in made)
+    return parents, depths, ancestors, children
 
 
 def _children(parents: Tensor, width: int | None) -> Tensor:

@@ -184,6 +184,8 @@ class _Step:
         """Every tree is a beginning of the same shape, so node i is the same node for all."""
         sizes = [self.spec.cut_size(budget) for budget in budgets]
         shape = self.spec.cut(Budget(max(sizes) - 1, self.spec.depth))
+        if self.plain and self.run.writes_ahead and shape.width == 1 and min(sizes) == max(sizes):
+            return self._likeliest_chain(shape)
         limits = self._column(sizes)[:, None]
         parents = self._column(shape.parents)
         tokens = parents.new_zeros(len(sizes), shape.size)
@@ -223,6 +225,15 @@ class _Step:
             width=shape.width,
             check=False,
         )
+
+    def _likeliest_chain(self, shape: TreeShape) -> DraftTree:
+        """Nothing to choose and nobody apart: the draft model writes as it would by itself."""
+        roots = self.run.roots()
+        assert roots.likeliest is not None
+        columns = [self.roots[:, None], roots.likeliest.clamp_min(0)[:, None]]
+        if shape.depth > 1:
+            columns.append(self.run.chain(columns[1], shape.depth - 1))
+        return DraftTree.full(shape, torch.cat(columns, 1), self.positions)
 
     def _kept(self, laws: list[_Level], levels: tuple[_Plan, ...], shape: TreeShape) -> tuple[Tensor, Tensor]:
         """The laws behind the draws, [B, I, V] for the I nodes with children, and for each draw its row."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from forerun.core.sequence import Sequence
 from forerun.core.transfer import Homeward
@@ -29,8 +30,9 @@ from forerun.drafters.layer_choice import Choice, by_hand, guessed, load, parse_
 from forerun.drafters.none import roots_only
 from forerun.drafters.run_ahead import Run
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.models.batch import Batch
+from forerun.models.batch import Batch, TextEnds
 from forerun.models.cache import KVCache
+from forerun.models.static.static_pass import Choose
 from forerun.models.storage import Storage
 from forerun.models.store import Store
 from forerun.models.target import Output
@@ -101,6 +103,13 @@ class SomeLayers:
 
     def forward_rows(self, batch: Batch, storage: Storage, layers: Many[int] = ()) -> Output:
         return self.whole.forward_rows(batch, storage, layers, only=self.only)
+
+    @property
+    def writes_ahead(self) -> bool:
+        return self.whole.writes_ahead
+
+    def write_ahead(self, ends: TextEnds, storage: Storage, count: int, choose: Choose | None = None) -> Tensor:
+        return self.whole.write_ahead(ends, storage, count, choose, only=self.only)
 
     def begin(self, sequence: int, prompt: list[int]) -> list[int]:
         return prompt

@@ -43,6 +43,7 @@ def _bare(batch: int) -> DraftTree:
         q_rows=None,
         max_depth=0,
         max_draws=0,
+        sizes=(1,) * batch,
     )
 
 

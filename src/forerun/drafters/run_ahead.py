@@ -17,9 +17,9 @@ from torch import Tensor
 
 from forerun.core.sequence import Sequence
 from forerun.core.transfer import Homeward, to_device
-from forerun.models.batch import Batch, Drafted, Segment
+from forerun.models.batch import Batch, Drafted, Segment, TextEnds
 from forerun.models.cache import KVCache
-from forerun.models.target import Output, TargetModel
+from forerun.models.target import Output, TargetModel, WritesAhead
 
 PASS_ROWS = 512
 """A long text is read in passes of so many rows."""
@@ -265,6 +265,26 @@ class Run:
         self.parents = torch.cat([self.parents, parents], 1)
         self._depths.extend([depth] * width)
         return Rows.of(counts, self._forward(segments, Drafted(tokens, None, seen, sources)))
+
+    @property
+    def writes_ahead(self) -> bool:
+        return isinstance(self._model, WritesAhead) and self._model.writes_ahead
+
+    def chain(self, tokens: Tensor, count: int) -> Tensor:
+        """[B, count] what follows tokens [B, 1], the first drafts of all sequences, which all take part: `count` levels
+        of one node each, read without a look at the host."""
+        assert isinstance(self._model, WritesAhead)
+        assert not self._depths
+        texts = len(self._slots)
+        ends = TextEnds(tokens[:, 0], list(self._lengths), [self._blocks[b] for b in range(texts)])
+        self.sound = False
+        written = self._model.write_ahead(ends, self._cache.storage, count).T.clamp_min(0)
+        self.sound = True
+        self.tokens = torch.cat([tokens, written[:, :-1]], 1)
+        self.parents = torch.arange(-1, count - 1, device=self._device).expand(texts, -1)
+        self._depths = list(range(1, count + 1))
+        self._read = [count] * texts
+        return written
 
     def _seen(self, parents: Tensor) -> Tensor:
         """[B, F, I + F]: which nodes of the run the next ones see, themselves the last."""

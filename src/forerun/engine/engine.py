@@ -65,7 +65,10 @@ class Engine:
         self.cache = KVCache(target.new_storage(slots))
         if isinstance(drafter, SharesCache):
             drafter.share(self.cache)
-        self.scheduler = Scheduler(self.cache, max_batch=max_batch, max_rows=max_rows, max_nodes=MAX_NODES)
+        alone = max_ahead > MAX_AHEAD
+        self.scheduler = Scheduler(
+            self.cache, max_batch=max_batch, max_rows=max_rows, max_nodes=MAX_NODES, prompts_alone=alone
+        )
         self.statistics = Statistics()
         self.history = History(target.vocab_size, target.device)
         self._settings = SettingsMemo()

@@ -14,6 +14,7 @@ from forerun.models.batch import KEYS, Batch, Drafted, Segment
 from forerun.models.cache import KVCache
 
 HOST = torch.device("cpu")
+NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Packed:
 def _on_host(parts: list[Tensor]) -> list[Tensor]:
     if all(part.device == HOST for part in parts):
         return parts
+    if len(parts) == 1:
+        return [parts[0].cpu()]
     brought = torch.cat([part.reshape(-1) for part in parts]).cpu()
     found = brought.split([part.numel() for part in parts])
     return [numbers.view(part.shape) for numbers, part in zip(found, parts, strict=True)]
@@ -63,7 +66,8 @@ def _on_host(parts: list[Tensor]) -> list[Tensor]:
 def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
     """Reserves a slot for every row. Tree b belongs to the b-th turn that has a budget."""
     on_host = tree is None or tree.tokens.device == HOST
-    present = tree.present if tree is not None and on_host else None
+    padded = tree is not None and on_host and (tree.sizes is None or any(turn.chain for turn in turns))
+    present = tree.present if tree is not None and padded else None
     segments: list[Segment] = []
     sources: list[int | None] = []
     nodes: list[list[int]] = []
@@ -74,15 +78,26 @@ def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
     for turn in turns:
         sequence = turn.job.sequence
         first = cache.committed(sequence.id)
-        rows = torch.tensor(sequence.tokens[first : first + turn.chain], dtype=torch.int64)
-        positions = torch.arange(first, first + turn.chain)
+        rows = positions = NOTHING
+        if turn.chain:
+            rows = torch.tensor(sequence.tokens[first : first + turn.chain], dtype=torch.int64)
+            positions = torch.arange(first, first + turn.chain)
         ancestors: Tensor | None = None
         source: int | None = None
         drafted = 0
         if turn.budget is not None:
             assert tree is not None
             b = len(nodes)
-            if present is not None:
+            if on_host and tree.sizes is not None and not turn.chain:
+                drafted = tree.sizes[b]
+                listed = list(range(drafted))
+                rows, positions = tree.tokens[b, :drafted], tree.positions[b, :drafted]
+                tokens.append(rows.tolist())
+                parents.append(tree.parents[b, :drafted].tolist())
+                if tree.width > 1:
+                    ancestors = tree.ancestors[b, :drafted, :drafted]
+            elif on_host:
+                assert present is not None
                 own = present[b].nonzero()[:, 0]
                 drafted = own.shape[0]
                 listed = own.tolist()

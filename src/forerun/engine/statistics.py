@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,7 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.started = time.perf_counter()
+        self._device = device
         self._stamped = device.type == "cuda"
         self._stamps: list[tuple[Phase, torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -31,15 +33,18 @@ class Clock:
     def phase(self, name: Phase) -> Iterator[None]:
         learning = name == "draft" and bool(self._stamps)  # of what was committed: nobody waits for that
         if self._stamped and not learning:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            start = self._stamps[-1][2] if self._stamps else self._stamp()  # phases follow one another
             yield
-            end.record()
-            self._stamps.append((name, start, end))
+            self._stamps.append((name, start, self._stamp()))
             return
         before = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - before
+
+    def _stamp(self) -> torch.cuda.Event:
+        stamp = torch.cuda.Event(enable_timing=True)
+        stamp.record(_stream(self._device))
+        return stamp
 
     def stop(self) -> None:
         total = time.perf_counter() - self.started
@@ -47,6 +52,12 @@ class Clock:
             end.synchronize()
             self.seconds[name] += start.elapsed_time(end) / 1000
         self.seconds["rest"] = max(0.0, total - sum(self.seconds[name] for name in PHASES[:-1]))
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Finding the current one takes as long as writing several stamps."""
+    return torch.cuda.default_stream(device)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from forerun.engine.judge import takes_the_likeliest, without_drafts
 from forerun.engine.laws import SettingsMemo
 from forerun.engine.request import Job
 from forerun.engine.scheduler import Turn
-from forerun.models.batch import Batch, Segment
+from forerun.models.batch import TextEnds
 from forerun.models.cache import KVCache
 from forerun.models.static.static_pass import Choose
 from forerun.models.target import TargetModel, WritesAhead
@@ -50,19 +50,18 @@ def write(
 ) -> list[list[int]]:
     """The next `count` tokens of every text. Their slots stay reserved."""
     assert isinstance(target, WritesAhead)
-    segments = []
-    for turn in turns:
-        sequence = turn.job.sequence
-        cache.reserve(sequence.id, count)
-        position = torch.tensor([sequence.position])
-        root = torch.tensor(sequence.tokens[-1:])
-        context, slots = cache.slots(sequence.id)
-        blocks = cache.blocks(sequence.id)
-        segments.append(Segment(sequence.id, root, position, None, context, slots[:1], 1, blocks=blocks))
     jobs = [turn.job for turn in turns]
-    tokens = target.write_ahead(Batch.pack(segments), cache.storage, count, _choose(jobs, target, settings))
+    sequences = [job.sequence for job in jobs]
+    for sequence in sequences:
+        cache.reserve(sequence.id, count)
+    ends = TextEnds(
+        tokens=torch.tensor([sequence.tokens[-1] for sequence in sequences]),
+        positions=[sequence.position for sequence in sequences],
+        blocks=[cache.blocks(sequence.id) for sequence in sequences],
+    )
+    tokens = target.write_ahead(ends, cache.storage, count, _choose(jobs, target, settings))
     texts: list[list[int]] = tokens.T.tolist()
-    if any(token < 0 for text in texts for token in text):
+    if min(map(min, texts)) < 0:
         raise ValueError("the logits of a row hold NaN or infinity: the model's output is broken")
     return texts
 

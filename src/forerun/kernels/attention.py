@@ -48,14 +48,18 @@ class Plan:
 
     @classmethod
     def choose(cls, batch: int, kv_heads: int, queries: int, max_context: int, size: int, processors: int) -> Plan:
-        """`queries` for each key head and sequence. Splits fill the device twice, and get two steps each at least."""
+        """`queries` for each key head and sequence. Splits fill the device twice, and get two steps each at least. The
+        rest is what measured best on an H200 (docs/log.md): few warps where there are many programs."""
         tile_m = min(128, max(16, power_of_two(queries)))
         tile_n = 64 if size <= 128 else 32
         programs = batch * kv_heads * -(-queries // tile_m)
         useful = max(1, max_context // (2 * tile_n))
-        wanted = max(1, 2 * processors // programs)
+        wanted = -(-2 * processors // programs)
         splits = 1 << (min(useful, wanted, 64).bit_length() - 1)
-        return cls(tile_m, tile_n, splits, warps=8 if tile_m >= 128 else 4, stages=2 if size > 128 else 3)
+        warps = 8 if tile_m >= 128 else 4
+        if tile_m == 16 and programs * splits > processors:
+            warps = 2 if programs * splits > 2 * processors else 8
+        return cls(tile_m, tile_n, splits, warps, stages=2 if size > 128 or tile_m == 16 else 3)
 
 
 def mask_words(visible: Tensor) -> Tensor:

@@ -77,7 +77,11 @@ def supports(rows: int, weight: Tensor) -> bool:
 def _plain(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, plan: Plan | None = None
 ) -> Tensor:
-    """x [R, K], weight [N, K], bias [N] → [R, N]. `plan` is for tuning."""
+    """x [R, K], weight [N, K], bias [N] → [R, N]. `out` may be float32: then nothing is rounded at the end. `plan` is
+    for tuning."""
+    if out is not None and out.dtype != x.dtype:
+        x, weight = x.to(out.dtype), weight.to(out.dtype)
+        bias = None if bias is None else bias.to(out.dtype)
     result = functional.linear(x, weight, bias)
     return result if out is None else out.copy_(result)
 

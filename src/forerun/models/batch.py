@@ -195,3 +195,12 @@ def _group(segments: Sequence[Segment], members: tuple[int, ...], starts: list[i
     distance = positions[:, :, None] - key_positions[:, None, :]
     run = chosen[0].run if size == 1 else None
     return Group(members, rows, (size, height), keys, visible, distance, run)
+
+
+@dataclass(frozen=True)
+class TextEnds:
+    """The last tokens of S texts whose contexts are in the cache, with slots for as many as will follow."""
+
+    tokens: Tensor  # [S]
+    positions: list[int]
+    blocks: list[list[int]]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ class KVCache:
         self._free = list(range(self.total_blocks - 1, -1, -1))
         self._entries: dict[int, _Entry] = {}
         self._device = storage.keys[0].device
-        self._block = torch.arange(block_size)
+        self._block = np.arange(block_size)
 
     @property
     def free_blocks(self) -> int:
@@ -85,8 +86,8 @@ class KVCache:
     def slots(self, sequence: int) -> tuple[Tensor, Tensor]:
         """The slots of the committed tokens [P] and of the reserved rows [C], on the host."""
         entry = self._entries[sequence]
-        blocks = torch.tensor(entry.blocks, dtype=torch.int64)
-        slots = (blocks[:, None] * self.block_size + self._block).view(-1)
+        blocks = np.array(entry.blocks, np.int64)
+        slots = torch.from_numpy((blocks[:, None] * self.block_size + self._block).reshape(-1))
         end = entry.committed + entry.reserved
         return slots[: entry.committed], slots[entry.committed : end]
 
@@ -120,7 +121,7 @@ class KVCache:
             self._shrink(entry)
         if source:
             moves = torch.tensor([source, target], dtype=torch.int64)
-            self.storage.move(*moves.to(self._device))
+            self.storage.move(*moves.to(self._device, non_blocking=True))
 
     def abandon(self) -> None:
         """Give back whatever is reserved and not committed."""

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from forerun.models.batch import Batch
+from forerun.models.batch import Batch, TextEnds
 from forerun.models.storage import Storage
 
 
@@ -69,8 +69,8 @@ class WritesAhead(Protocol):
         ...
 
     def write_ahead(
-        self, batch: Batch, storage: Storage, count: int, choose: Callable[[Tensor, int], Tensor] | None
+        self, ends: TextEnds, storage: Storage, count: int, choose: Callable[[Tensor, int], Tensor] | None = None
     ) -> Tensor:
-        """[count, S] the next tokens of S texts that bring one row each and have slots for `count`: the likeliest (-1
-        where the logits are broken), or what `choose` makes of the logits [S, V] at each step."""
+        """[count, S] the next tokens of S texts that have slots for `count`: the likeliest (-1 where the logits are
+        broken), or what `choose` makes of the logits [S, V] at each step."""
         ...

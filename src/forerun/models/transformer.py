@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from forerun.models.attention import Attention
-from forerun.models.batch import Batch
+from forerun.models.batch import Batch, TextEnds
 from forerun.models.config import Layer, ModelConfig, Rope
 from forerun.models.moe import MixtureOfExperts
 from forerun.models.native import amx
@@ -214,11 +214,18 @@ class Transformer(nn.Module):
     def forget(self, sequence: int) -> None:
         """Nothing is kept outside of the cache."""
 
-    @torch.inference_mode()
     def forward_rows(
         self, batch: Batch, storage: Storage, layers: Sequence[int] = (), only: Sequence[int] | None = None
     ) -> Output:
         """With `only`, the other layers are skipped: what the rest makes of the rows, at its share of the cost."""
+        if torch.is_inference_mode_enabled():
+            return self._forward_rows(batch, storage, layers, only)
+        with torch.inference_mode():
+            return self._forward_rows(batch, storage, layers, only)
+
+    def _forward_rows(
+        self, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None
+    ) -> Output:
         if not self.prepared:
             self.prepare()
         if self.static is not None and self.static.takes(batch):
@@ -247,9 +254,16 @@ class Transformer(nn.Module):
         return self.prepared and self.static is not None
 
     @torch.inference_mode()
-    def write_ahead(self, batch: Batch, storage: Storage, count: int, choose: Choose | None) -> Tensor:
+    def write_ahead(
+        self,
+        ends: TextEnds,
+        storage: Storage,
+        count: int,
+        choose: Choose | None = None,
+        only: Sequence[int] | None = None,
+    ) -> Tensor:
         assert self.static is not None
-        return self.static.write(batch, storage, count, choose)
+        return self.static.write(ends, storage, count, choose, only)
 
     def _shared(self, batch: Batch, storage: Storage) -> Pass:
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,13 +14,14 @@ from torch import Tensor
 
 from forerun.kernels.attention import WORD, PackedRows, mask_words
 from forerun.kernels.kernel import power_of_two
-from forerun.models.batch import Batch, Segment
+from forerun.models.batch import Batch, Drafted, Segment, TextEnds
 
 BLOCK = 16
 """Slots of a block, as `KVCache` hands them out."""
 LEAST_BLOCKS = 64
-STAGES = 8
-"""Batches that may be on their way to the device at once."""
+PLACES = 8
+"""Batches of a bucket that may be on their way to the device at once."""
+HALF = PLACES // 2
 
 Numbers = NDArray[np.int64]
 Feeds = Literal["likeliest", "chosen"]
@@ -45,11 +47,17 @@ class Bucket:
             sequences=power_of_two(len(batch.segments)),
             rows=power_of_two(batch.rows),
             tail=power_of_two(max(tail_of(segment) for segment in batch.segments)),
-            blocks=LEAST_BLOCKS << 2 * max(0, -(-((blocks - 1) // LEAST_BLOCKS).bit_length() // 2)),
+            blocks=_rounded(blocks),
             wanted=power_of_two(sum(segment.logits for segment in batch.segments)),
             layers=tuple(layers),
             only=None if only is None else tuple(only),
         )
+
+    @classmethod
+    def of_ends(cls, ends: TextEnds, feeds: Feeds, only: Sequence[int] | None) -> Bucket:
+        texts = power_of_two(len(ends.positions))
+        blocks = _rounded(max(map(len, ends.blocks)))
+        return cls(texts, texts, 1, blocks, texts, only=None if only is None else tuple(only), feeds=feeds)
 
     @property
     def words(self) -> int:
@@ -72,6 +80,11 @@ class Bucket:
         }
 
 
+def _rounded(blocks: int) -> int:
+    """Attention reads as many as there are, so this may be rounded by more than the rest."""
+    return LEAST_BLOCKS << 2 * max(0, -(-((blocks - 1) // LEAST_BLOCKS).bit_length() // 2))
+
+
 MOST_AHEAD = 64
 """Tokens that may be written without a look at the host."""
 
@@ -87,6 +100,7 @@ class Buffers:
     def __init__(self, bucket: Bucket, device: torch.device) -> None:
         self.bucket = bucket
         self.flat, views = _cut(bucket, device)
+        self.stage = Stage(bucket, device)
         self.tokens, self.positions, self.slots = views["tokens"], views["positions"], views["slots"]
         self.origins, self.wanted, self.mask = views["origins"], views["wanted"], views["mask"]
         self.written = torch.zeros(MOST_AHEAD, bucket.rows if bucket.feeds else 0, dtype=torch.int64, device=device)
@@ -120,87 +134,112 @@ def advance(buffers: Buffers, tokens: Tensor) -> None:
 
 def _cut(bucket: Bucket, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
     shapes = bucket.parts()
-    sizes = [int(np.prod(shape)) for shape in shapes.values()]
+    sizes = [math.prod(shape) for shape in shapes.values()]
     flat = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
     views = zip(shapes.items(), flat.split(sizes), strict=True)
     return flat, {name: view.view(shape) for (name, shape), view in views}
 
 
 class Stage:
-    """Host memory from which batches are copied while the host goes on. A place is used again when its last copy is
-    known to be over."""
+    """Host memory from which the batches of a bucket are copied while the host goes on. The places are used in turn,
+    and before one half of them is used again, its copies are waited for."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.places: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * STAGES
-        self.copied: list[torch.cuda.Event | None] = [None] * STAGES
-        self.next = 0
+    def __init__(self, bucket: Bucket, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        size = sum(math.prod(shape) for shape in bucket.parts().values())
+        self.places = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(PLACES)]
+        self.numbers = [_split(place.numpy(), bucket) for place in self.places]
+        self.halves = [torch.cuda.Event() for _ in range(2)] if pinned else []
+        self.sent = 0
 
-    def place(self, size: int) -> Tensor:
-        self.next = (self.next + 1) % STAGES
-        event = self.copied[self.next]
-        if event is not None:
-            event.synchronize()
-        if self.places[self.next].shape[0] < size:
-            pinned = self.device.type == "cuda"
-            self.places[self.next] = torch.empty(power_of_two(size), dtype=torch.int64, pin_memory=pinned)
-        return self.places[self.next][:size]
+    def place(self) -> dict[str, Numbers]:
+        at = self.sent % PLACES
+        if self.halves and self.sent >= PLACES and at % HALF == 0:
+            self.halves[at // HALF].synchronize()
+        return self.numbers[at]
 
-    def send(self, place: Tensor, target: Tensor) -> None:
-        target.copy_(place, non_blocking=True)
-        if self.device.type == "cuda":
-            event = self.copied[self.next]
-            if event is None:
-                event = self.copied[self.next] = torch.cuda.Event()
-            event.record()
+    def send(self, target: Tensor) -> None:
+        at = self.sent % PLACES
+        target.copy_(self.places[at], non_blocking=True)
+        if self.halves and at % HALF == HALF - 1:
+            self.halves[at // HALF].record(torch.cuda.current_stream(target.device))
+        self.sent += 1
 
 
-def fill(buffers: Buffers, batch: Batch, stage: Stage) -> None:
-    """Bring a batch into the buffers of its bucket."""
-    bucket = buffers.bucket
-    place = stage.place(buffers.flat.shape[0])
-    numbers: dict[str, Numbers] = {}
+def _split(whole: Numbers, bucket: Bucket) -> dict[str, Numbers]:
+    views: dict[str, Numbers] = {}
     start = 0
-    whole: Numbers = place.numpy()
     for name, shape in bucket.parts().items():
-        end = start + int(np.prod(shape))
-        numbers[name] = whole[start:end].reshape(shape)
+        end = start + math.prod(shape)
+        views[name] = whole[start:end].reshape(shape)
         start = end
-    for name in ("tokens", "positions", "wanted", "counts", "mask"):
-        numbers[name][:] = 0
-    numbers["slots"][:] = -1
-    numbers["origins"][:] = -1
+    return views
+
+
+def fill(buffers: Buffers, batch: Batch) -> None:
+    """Bring a batch into the buffers of its bucket."""
+    numbers = buffers.stage.place()
+    numbers["slots"][batch.rows :] = -1
+    numbers["counts"][len(batch.segments) :] = 0
+    numbers["wanted"][:] = 0
+    drafted = batch.drafted
+    if drafted is not None:
+        numbers["origins"][:] = -1
     row = want = 0
     for b, segment in enumerate(batch.segments):
-        source = None if batch.drafted is None else batch.drafted.sources[b]
-        _fill_segment(numbers, b, row, segment, batch, source)
+        source = None if drafted is None else drafted.sources[b]
+        _fill_segment(numbers, b, row, segment, drafted if source is not None else None, source or 0)
         end = row + segment.rows
-        numbers["wanted"][want : want + segment.logits] = np.arange(end - segment.logits, end)
+        if segment.logits == 1:
+            numbers["wanted"][want] = end - 1
+        elif segment.logits:
+            numbers["wanted"][want : want + segment.logits] = range(end - segment.logits, end)
         row, want = end, want + segment.logits
-    stage.send(place, buffers.flat)
-    if batch.drafted is not None:
-        _fill_drafted(buffers, batch)
+    buffers.stage.send(buffers.flat)
+    if drafted is not None:
+        _fill_drafted(buffers, drafted)
+
+
+def fill_ends(buffers: Buffers, ends: TextEnds) -> None:
+    """The same for texts that bring one row each; hundreds of them, perhaps."""
+    numbers = buffers.stage.place()
+    texts = len(ends.positions)
+    each = np.arange(texts)
+    positions = np.array(ends.positions, np.int64)
+    longest = max(map(len, ends.blocks))
+    blocks = np.array([[*own, *[0] * (longest - len(own))] for own in ends.blocks], np.int64)
+    numbers["blocks"][:texts, :longest] = blocks
+    numbers["positions"][:texts] = numbers["contexts"][:texts] = positions
+    numbers["slots"][texts:] = -1
+    numbers["slots"][:texts] = blocks[each, positions // BLOCK] * BLOCK + positions % BLOCK
+    numbers["wanted"][:] = 0
+    numbers["wanted"][:texts] = numbers["starts"][:texts] = each
+    numbers["counts"][texts:] = 0
+    numbers["counts"][:texts] = numbers["tails"][:texts] = 1
+    numbers["mask"][:, 0] = 1
+    known = ends.tokens.device.type == "cpu"
+    if known:
+        numbers["tokens"][:texts] = ends.tokens.numpy()
+    buffers.stage.send(buffers.flat)
+    if not known:
+        buffers.tokens[:texts].copy_(ends.tokens)
 
 
 def _fill_segment(
-    numbers: dict[str, Numbers], b: int, row: int, segment: Segment, batch: Batch, source: int | None
+    numbers: dict[str, Numbers], b: int, row: int, segment: Segment, drafted: Drafted | None, source: int
 ) -> None:
     assert segment.blocks is not None
-    rows, tail = segment.rows, tail_of(segment)
+    rows, tail, before = segment.rows, tail_of(segment), segment.before
     own = slice(row, row + rows)
-    drafted = batch.drafted if source is not None else None
-    before = segment.before
+    blocks = numbers["blocks"][b]
+    blocks[: len(segment.blocks)] = segment.blocks
     numbers["starts"][b], numbers["counts"][b], numbers["tails"][b] = row, rows, tail
     numbers["contexts"][b] = before + rows - tail
-    blocks = np.array(segment.blocks, np.int64)
-    numbers["blocks"][b, : len(blocks)] = blocks
-    at = np.arange(before, before + rows)
-    numbers["slots"][own] = blocks[at // BLOCK] * BLOCK + at % BLOCK
+    numbers["slots"][own] = segment.slots.numpy()
     if drafted is None:
         numbers["tokens"][own] = segment.tokens.numpy()
     else:
-        assert source is not None
-        numbers["origins"][own] = np.arange(rows) + source * drafted.tokens.shape[1]
+        numbers["origins"][own] = range(source * drafted.tokens.shape[1], source * drafted.tokens.shape[1] + rows)
     if drafted is None or drafted.positions is None:
         numbers["positions"][own] = segment.positions.numpy()
     if drafted is None or drafted.visible is None:
@@ -222,10 +261,8 @@ def _mask(segment: Segment, words: int) -> Numbers:
     return np.packbits(visible, axis=1, bitorder="little").view(np.int64)
 
 
-def _fill_drafted(buffers: Buffers, batch: Batch) -> None:
+def _fill_drafted(buffers: Buffers, drafted: Drafted) -> None:
     """Rows that only the device knows, from tables that lie there."""
-    drafted = batch.drafted
-    assert drafted is not None
     known, origins = buffers.origins < 0, buffers.origins.clamp_min(0)
     torch.where(known, buffers.tokens, drafted.tokens.reshape(-1)[origins], out=buffers.tokens)
     if drafted.positions is not None:

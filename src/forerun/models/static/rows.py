@@ -69,7 +69,7 @@ class Rows:
                 h = self._norm(x, layer.input_layernorm, made)
                 made = self._layer(layer, x, h, buffers, storage, index, mixed)
         h = self._norm(x, model.norm, made)
-        logits = _multiplied(self.model.head, h.index_select(0, buffers.wanted))
+        logits = _scores(self.model.head, h.index_select(0, buffers.wanted))
         best, likeliest = logits.max(-1)
         return Result(logits, likeliest.masked_fill_(~best.isfinite(), -1), features)
 
@@ -119,6 +119,20 @@ def _multiplied(product: Product, x: Tensor) -> Tensor:
     are beside it: so a tree has the rows of plain decoding, up to their attention."""
     weight, bias = product.matrix()
     return skinny_product(x, weight, bias) if supports_few(x.shape[0], weight) else product(x)
+
+
+def _scores(head: Product, x: Tensor) -> Tensor:
+    """Logits [W, V] in float32, not rounded to the model's own precision: at the size of logits bfloat16 has steps of
+    an eighth, and the two best tokens tie all the time."""
+    weight, bias = head.matrix()
+    if x.dtype == torch.float32:
+        return head(x)
+    if supports_few(x.shape[0], weight):
+        return skinny_product(x, weight, bias, out=x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32))
+    if x.is_cuda and bias is None:
+        product: Tensor = torch.mm(x, weight.T, out_dtype=torch.float32)
+        return product
+    return head(x).float()
 
 
 def _gated(product: Product, x: Tensor, activation: str) -> Tensor:

@@ -11,15 +11,14 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from forerun.kernels.attention import tree_attention
-from forerun.models.batch import Batch
-from forerun.models.static.buffers import Bucket, Buffers, Feeds, Stage, advance, fill
+from forerun.models.batch import Batch, TextEnds
+from forerun.models.static.buffers import Bucket, Buffers, advance, fill, fill_ends
 from forerun.models.static.rows import Result, Rows
 from forerun.models.storage import Storage
 from forerun.models.target import Output
@@ -40,7 +39,6 @@ class StaticPass:
     def __init__(self, model: Transformer) -> None:
         self.rows = Rows(model)
         self.device = model.device
-        self.stage = Stage(self.device)
         self.graphs = self.device.type == "cuda"
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None  # type: ignore[no-untyped-call]
         self.captured: dict[tuple[Bucket, int, int], Captured] = {}
@@ -54,20 +52,22 @@ class StaticPass:
     def forward(self, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None) -> Output:
         """What it returns holds until the next pass of the model."""
         captured = self._captured(Bucket.of(batch, layers, only), storage)
-        fill(captured.buffers, batch, self.stage)
+        fill(captured.buffers, batch)
         result = captured.run(storage)
         wanted = sum(segment.logits for segment in batch.segments)
         features = {layer: states[: batch.rows] for layer, states in result.features.items()}
         return Output(result.logits[:wanted], features, result.likeliest[:wanted])
 
-    def write(self, batch: Batch, storage: Storage, count: int, choose: Choose | None) -> Tensor:
-        """[count, S] the next tokens of texts that bring one row each: the likeliest, or what `choose` makes of the
-        logits. The host launches passes and looks at nothing."""
-        texts = len(batch.segments)
-        feeds: Feeds = "likeliest" if choose is None else "chosen"
-        captured = self._captured(replace(Bucket.of(batch, (), None), feeds=feeds), storage)
+    def write(
+        self, ends: TextEnds, storage: Storage, count: int, choose: Choose | None, only: Sequence[int] | None
+    ) -> Tensor:
+        """[count, S] the next tokens: the likeliest, or what `choose` makes of the logits. The host launches passes and
+        looks at nothing."""
+        texts = len(ends.positions)
+        bucket = Bucket.of_ends(ends, "likeliest" if choose is None else "chosen", only)
+        captured = self._captured(bucket, storage)
         buffers = captured.buffers
-        fill(buffers, batch, self.stage)
+        fill_ends(buffers, ends)
         buffers.step.zero_()
         for step in range(count):
             result = captured.run(storage)
