@@ -81,7 +81,7 @@ def _measure(
     if "texts" in parts:
         add("texts", texts.measure(measured, chosen, names, tokens=given.tokens))
     if "batches" in parts:
-        some = [name for name in ("none", "ngram", "suffix") if name in names]
+        some: list[str] = [name for name in ("none", "ngram", "suffix") if name in names]
         for batch in (8, 64):
             add("batches", texts.measure(measured, every[:batch], some, tokens=given.tokens, batch=batch))
     if "seeded" in parts:

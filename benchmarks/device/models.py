@@ -83,7 +83,6 @@ def in_transformers(target: Transformer, tokenizer: Tokenizer) -> Any:
         head_dim=config.head_dim,
         max_position_embeddings=config.context_length,
         rms_norm_eps=config.norm_eps,
-        rope_theta=rope.theta,
         rope_parameters={"rope_type": "default", "rope_theta": rope.theta},
         tie_word_embeddings=config.tied,
         eos_token_id=sorted(tokenizer.eos),
@@ -91,7 +90,7 @@ def in_transformers(target: Transformer, tokenizer: Tokenizer) -> Any:
         dtype=target.dtype,
     )
     with torch.device("meta"):
-        model = LlamaForCausalLM(hf)
+        model: Any = LlamaForCausalLM(hf)  # type: ignore[no-untyped-call]
     weights = dict(target.state_dict())
     if config.tied:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]

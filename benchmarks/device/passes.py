@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.device.models import Measured
+from forerun.core.transfer import event
 from forerun.models.batch import Batch, Segment
 from forerun.models.cache import KVCache
 
@@ -31,7 +32,7 @@ def copy_speed() -> float:
     target = torch.empty_like(source)
     best = 0.0
     for _ in range(30):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = event(timing=True), event(timing=True)
         start.record()
         for _ in range(4):
             target.copy_(source)
@@ -91,7 +92,7 @@ def _pass(measured: Measured, texts: int, rows: int, context: int) -> tuple[floa
     target.forward_rows(batch, cache.storage)
     assert target.static is not None
     captured = list(target.static.captured.values())[-1]
-    stamps = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
+    stamps = [event(timing=True) for _ in range(REPLAYS + 1)]
     for stamp in stamps:
         stamp.record()
         captured.run(cache.storage)
@@ -119,9 +120,9 @@ def _shares(run: Callable[[], object]) -> dict[str, float]:
         run()
         torch.cuda.synchronize()
     times: Counter[str] = Counter()
-    for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            kind = next((k for k, names in KINDS.items() if any(n in event.name for n in names)), "other")
-            times[kind] += event.device_time
+    for each in seen.events():
+        if "CUDA" in str(each.device_type):
+            kind = next((k for k, names in KINDS.items() if any(n in each.name for n in names)), "other")
+            times[kind] += each.device_time
     total = sum(times.values())
     return {kind: time / total for kind, time in times.most_common()} if total else {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
 
-from forerun.drafters.find import make_drafter, names
+from forerun.drafters.find import CHEAP_NODES, MANY_NODES, Setup, make_drafter, names
+from forerun.models.target import TargetModel
 from tests.drafters.contract import fresh, live, needed
 from tests.drafters.models import setup
 
@@ -54,3 +56,25 @@ def test_numbers_may_come_as_text() -> None:
     assert vars(make_drafter("ngram", setup(), {"tokens": "3"}))["tokens"] == 3
     with pytest.raises(ValueError, match="option tokens is 'three': give a whole number"):
         make_drafter("ngram", setup(), {"tokens": "three"})
+
+
+@pytest.mark.parametrize(("name", "option"), [("suffix", "tokens"), ("combine", "tokens")])
+def test_trees_are_as_large_as_the_device_checks_cheaply(name: str, option: str) -> None:
+    """A target on an accelerator gets larger ones, unless a size is named."""
+
+    class Elsewhere:
+        def __init__(self, target: TargetModel) -> None:
+            self.vocab_size, self.device = target.vocab_size, torch.device("meta")
+
+    here = setup()
+    elsewhere: Any = Elsewhere(here.target)
+    there = replace(here, target=elsewhere)
+
+    def size(where: Setup, **options: str) -> int:
+        made: Any = make_drafter(name, where, options)
+        found: int = getattr(made.options, option)
+        return found
+
+    assert size(here) == CHEAP_NODES
+    assert size(there) == MANY_NODES
+    assert size(there, **{option: "9"}) == 9

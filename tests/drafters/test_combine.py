@@ -101,7 +101,7 @@ def test_options_of_the_two() -> None:
         ({"first": "combine"}, "cannot combine itself: name two other"),
         ({"second": "eegle"}, "no drafter 'eegle': use one of"),
         ({"mode": "both"}, "mode is 'both': write"),
-        ({"tokens": 65}, "tokens is 65: give a whole number from 1 to 64"),
+        ({"tokens": 65}, "tokens is 65: give a whole number from 0 to 64"),
         ({"threshold": -1}, "threshold is -1: give a number from 0 to 100"),
         ({"min_confidence": 1.5}, "min_confidence is 1.5: give a number from 0 to 1"),
         ({"first_options": "tokens"}, "first_options is 'tokens': write options as in"),

@@ -112,7 +112,7 @@ def test_a_cache_that_keeps_refused_rows_is_seen(tree: str, monkeypatch: pytest.
     def keeps(guess: run_ahead._Guess, text: list[int]) -> list[int]:
         unread = guess.run.unread(guess.index)
         new = len(text) - 1 - guess.run.length(guess.index)
-        return list(range(unread + min(guess.run.has_read(guess.index), new)))
+        return list(range(unread + min(len(guess.run.nodes(guess.index)[0]), new)))
 
     monkeypatch.setattr(run_ahead._Guess, "kept", keeps)
     trees, different = refused_and_kept(drafter_of(tree), tree, steps=12, seed=4)

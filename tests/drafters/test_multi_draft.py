@@ -157,7 +157,7 @@ def test_a_cache_that_keeps_refused_rows_is_seen(monkeypatch: pytest.MonkeyPatch
     def keeps(guess: run_ahead._Guess, text: list[int]) -> list[int]:
         unread = guess.run.unread(guess.index)
         new = len(text) - 1 - guess.run.length(guess.index)
-        return list(range(unread + min(guess.run.has_read(guess.index), new)))
+        return list(range(unread + min(len(guess.run.nodes(guess.index)[0]), new)))
 
     monkeypatch.setattr(run_ahead._Guess, "kept", keeps)
     trees, different = refused_and_kept(drafter_of(2, 2, 3), (2, 2, 3), seed=4)

@@ -14,7 +14,8 @@ from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Checked, Observation
-from forerun.drafters.recycling import ACCEPTANCE, EMPTY, NODES, Options, Recycling, committed_last
+from forerun.drafters.find import CHEAP_NODES
+from forerun.drafters.recycling import ACCEPTANCE, EMPTY, Options, Recycling, committed_last
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
@@ -55,8 +56,8 @@ def naive_paths(table: Table, root: int, ranks: list[tuple[int, ...]]) -> list[t
 
 def naive_default(budget: Budget) -> list[tuple[int, ...]]:
     """The greedy builder again, told how deep and how many."""
-    shape = greedy(ACCEPTANCE[: budget.depth], 1 + min(NODES, budget.nodes))
-    full = greedy(ACCEPTANCE, 1 + NODES)
+    shape = greedy(ACCEPTANCE[: budget.depth], 1 + min(CHEAP_NODES, budget.nodes))
+    full = greedy(ACCEPTANCE, 1 + CHEAP_NODES)
     return [path for path in shape.rank_paths if path in full.rank_paths]
 
 
@@ -97,17 +98,17 @@ def test_a_tight_budget_keeps_the_most_valuable_nodes() -> None:
     made = drafter()
     teach(made, {token: [(token + step) % VOCABULARY for step in range(1, 9)] for token in range(VOCABULARY)})
     values = {}
-    for path in greedy(ACCEPTANCE, 1 + NODES).rank_paths:
+    for path in greedy(ACCEPTANCE, 1 + CHEAP_NODES).rank_paths:
         value = 1.0
         for depth, rank in enumerate(path):
             value *= ACCEPTANCE[depth][rank]
         values[tuple((sum(path[: end + 1]) + end + 1) % VOCABULARY for end in range(len(path)))] = value
-    for nodes in range(NODES + 1):
+    for nodes in range(CHEAP_NODES + 1):
         kept = set(paths_of(made.draft([text([0])], [Budget(nodes, 64)]), 0))
         assert len(kept) == 1 + nodes
         dropped = [value for path, value in values.items() if path not in kept]
         assert min(values[path] for path in kept) >= max(dropped, default=0.0) - 1e-12
-    assert made.draft([text([0])], [PLENTY]).size == 1 + NODES
+    assert made.draft([text([0])], [PLENTY]).size == 1 + CHEAP_NODES
 
 
 def test_a_thin_tree_of_a_batch_is_padded_to_the_largest_only() -> None:

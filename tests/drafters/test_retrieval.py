@@ -160,7 +160,7 @@ def test_a_batch_equals_each_alone(folder: Path) -> None:
     [
         ({}, "needs a datastore: make one with `forerun datastore build FOLDER --out FILE`, and name it"),
         ({"store": "x", "tokens": 17}, "tokens is 17: give a whole number from 1 to 16"),
-        ({"store": "x", "candidates": True}, "candidates is True: give a whole number from 1 to 256"),
+        ({"store": "x", "candidates": True}, "candidates is True: give a whole number from 0 to 256"),
         ({"store": "x", "max_match": 0}, "max_match is 0: give"),
         ({"store": "x", "min_match": 5, "max_match": 4}, "min_match is 5 and max_match 4: give a min_match"),
     ],

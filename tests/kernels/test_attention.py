@@ -143,7 +143,7 @@ def test_a_plan_fills_the_device_and_no_more(batch: int, rows: int, context: int
     assert plan.tile_m in {16, 32, 64, 128}
     assert plan.splits & (plan.splits - 1) == 0
     programs = batch * 8 * -(-rows * 4 // plan.tile_m)
-    assert plan.splits == 1 or programs * plan.splits <= 2 * 132
+    assert plan.splits == 1 or programs * plan.splits < 4 * 132
     assert plan.splits * BLOCK <= max(context, BLOCK)
 
 

@@ -16,6 +16,11 @@ def to_device(values: Numbers, device: torch.device, dtype: torch.dtype = torch.
     return made if device.type == "cpu" else made.to(device, non_blocking=True)
 
 
+def event(*, timing: bool = False) -> torch.cuda.Event:
+    made: torch.cuda.Event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    return made
+
+
 class Homeward:
     """Numbers on their way to the host, where somebody will ask for them later."""
 
@@ -25,7 +30,7 @@ class Homeward:
         if numbers.is_cuda:
             self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._numbers.copy_(numbers, non_blocking=True)
-            self._arrived = torch.cuda.Event()
+            self._arrived = event()
             self._arrived.record()
 
     def here(self) -> Tensor:

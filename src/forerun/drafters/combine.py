@@ -23,7 +23,7 @@ from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Drafter, Observation, SharesCache
-from forerun.drafters.find import Setup, make_drafter, read_options
+from forerun.drafters.find import CHEAP_NODES, Setup, make_drafter, read_options
 from forerun.drafters.none import roots_only
 from forerun.models.cache import KVCache
 
@@ -41,9 +41,9 @@ class Options:
     """The other one. It must draft fixed trees too, as draft_model does with tree=fixed:3,2,1."""
     mode: str = "merge"
     """"confident" takes the first one's tree where it promises enough, "merge" makes one tree of both."""
-    tokens: int = 15
-    """How many tokens are drafted, at most."""
-    min_confidence: float = 0.05
+    tokens: int = 0
+    """How many tokens are drafted, at most; 0 for as many as this device checks at little more than the cost of one."""
+    min_confidence: float = 0.01
     """A token is drafted if the chance that it is accepted is at least this."""
     threshold: float = 1.0
     """In the mode "confident": a promise is enough from so many times what the second one has accepted on average."""
@@ -59,8 +59,8 @@ class Options:
         if self.mode not in {"confident", "merge"}:
             raise ValueError(f'the combine option mode is {self.mode!r}: write "confident" or "merge"')
         tokens: object = self.tokens
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 64:
-            raise ValueError(f"the combine option tokens is {tokens!r}: give a whole number from 1 to 64")
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens <= 64:
+            raise ValueError(f"the combine option tokens is {tokens!r}: give a whole number from 0 to 64")
         for name, most in (("min_confidence", 1), ("threshold", 100)):
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
@@ -94,7 +94,7 @@ def make(options: Options, setup: Setup) -> Drafter:
                 f"combine needs fixed trees and {name} would sample: ask it for one, as with "
                 f"{place}_options=tree=fixed:3,2,1 or tree=dynamic:4,4,16, besides its other options"
             )
-    return Combine(first, second, options)
+    return Combine(first, second, replace(options, tokens=options.tokens or setup.nodes))
 
 
 @runtime_checkable
@@ -238,7 +238,8 @@ class Combine:
                 choices[b] = [max(choices[b], key=lambda one: one.promise)]
         trees = []
         for proposals, budget in zip(choices, budgets, strict=True):
-            merged = merge(proposals, min(self.options.tokens, budget.nodes), self.options.min_confidence)
+            nodes = min(self.options.tokens or CHEAP_NODES, budget.nodes)
+            merged = merge(proposals, nodes, self.options.min_confidence)
             trees.append((merged.tokens, merged.parents))
         if all(len(tokens) == 1 for tokens, _ in trees):
             return roots_only(sequences)

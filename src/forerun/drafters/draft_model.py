@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.none import roots_only
 from forerun.drafters.run_ahead import Ahead, Rows, Run, RunAhead
+from forerun.drafters.tree_levels import LevelPlan, levels_of
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.trees.dynamic import Frontier, expand_and_rerank
 
@@ -59,34 +60,6 @@ def make(options: Options, setup: Setup) -> Drafter:
             f"the draft model {options.model} cannot read the tree {options.tree}: ask for a chain, such as tree=4"
         )
     return DraftModel(RunAhead(model, setup.slots), spec, setup.target.vocab_size)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The nodes of one depth that have children, in a shape that is known beforehand."""
-
-    nodes: range
-    children: range
-    """In the order of their parents. All nodes have `width` of them but the last, where a cut may have left fewer."""
-    width: int
-    parent_columns: list[int]  # for each node the place of its parent in the `nodes` above
-    parent_places: list[int]  # the same among all nodes with children but the root, whose place is -1
-
-
-@cache
-def _levels(shape: TreeShape) -> tuple[_Plan, ...]:
-    """Of a chain, or of a product of widths that was cut."""
-    plans: list[_Plan] = []
-    start = -1  # the place of the first node of the level above
-    for depth in range(shape.depth):
-        level = [node for node, at in enumerate(shape.depths) if at == depth and shape.children[node]]
-        nodes = range(level[0], level[-1] + 1)
-        children = range(shape.children[nodes[0]][0], shape.children[nodes[-1]][-1] + 1)
-        columns = [plans[-1].nodes.index(shape.parents[node]) for node in nodes] if plans else []
-        places = [start + column for column in columns]
-        start += len(plans[-1].nodes) if plans else 0
-        plans.append(_Plan(nodes, children, len(shape.children[nodes[0]]), columns, places))
-    return tuple(plans)
 
 
 @dataclass(frozen=True)
@@ -193,7 +166,7 @@ class _Step:
         present = torch.zeros_like(tokens, dtype=torch.bool)
         present[:, 0] = True
         paths = tokens.new_zeros(len(sizes), 1, 0)  # [B, F, depth] the drafted tokens that lead to a level's nodes
-        levels = _levels(shape)
+        levels = levels_of(shape)
         laws: list[_Level] = []
         for depth, plan in enumerate(levels):
             nodes, children = _slice(plan.nodes), _slice(plan.children)
@@ -235,7 +208,7 @@ class _Step:
             columns.append(self.run.chain(columns[1], shape.depth - 1))
         return DraftTree.full(shape, torch.cat(columns, 1), self.positions)
 
-    def _kept(self, laws: list[_Level], levels: tuple[_Plan, ...], shape: TreeShape) -> tuple[Tensor, Tensor]:
+    def _kept(self, laws: list[_Level], levels: tuple[LevelPlan, ...], shape: TreeShape) -> tuple[Tensor, Tensor]:
         """The laws behind the draws, [B, I, V] for the I nodes with children, and for each draw its row."""
         inner = [node for plan in levels for node in plan.nodes]
         q = laws[0].q.new_zeros(len(self.sequences), len(inner), self.vocabulary)

@@ -22,6 +22,7 @@ HELPERS = frozenset(
         "layer_search",
         "run_ahead",
         "suffix_tree",
+        "tree_levels",
         "tree_spec",
     }
 )
@@ -41,6 +42,15 @@ class Setup:
     fingerprint: Callable[[], str] | None = None
     """That of the target's tokenizer, where it is known: for files of tokens that were made earlier. Computed when
     asked for, since it takes the whole vocabulary."""
+
+    @property
+    def nodes(self) -> int:
+        """Drafted tokens of a tree whose check costs little more than a single row's: with the root 16 rows on a CPU
+        with matrix units, 64 on an accelerator (docs/log.md)."""
+        return CHEAP_NODES if self.target.device.type == "cpu" else MANY_NODES
+
+
+CHEAP_NODES, MANY_NODES = 15, 63
 
 
 def names() -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.shape import TreeShape
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
-from forerun.drafters.find import Setup
+from forerun.drafters.find import CHEAP_NODES, Setup
 from forerun.drafters.none import roots_only
 from forerun.drafters.tree_spec import MAX_NODES, MAX_WIDTH, TreeSpec
 from forerun.trees.static import greedy
@@ -37,9 +37,6 @@ ACCEPTANCE = (
 )
 """By depth and rank, the share of visits to a node in which that child was the accepted one. Measured on the default
 model over Spec-Bench development prompts, with a table some hundred passes old, and rounded."""
-NODES = 15
-"""Of the default shape, below the root. With the root these are 16 rows, which cost a CPU with matrix units little more
-than one; 24 commit a few more tokens per pass and fewer per second (docs/log.md)."""
 EMPTY = -1
 """A place of the table that the target has not filled yet, and a node that is therefore not there."""
 
@@ -49,8 +46,8 @@ class Options:
     tree: str = ""
     """The shape that is filled: "fixed:4,2,1", or "6" for the first candidates only. Empty is a shape that is wide
     under likely nodes and narrow under others."""
-    nodes: int = NODES
-    """How many nodes that shape has."""
+    nodes: int = 0
+    """How many nodes that shape has; 0 for as many as this device checks at little more than the cost of one."""
     top: int = 8
     """How many candidates are kept for each token."""
     prompt: bool = True
@@ -59,8 +56,8 @@ class Options:
     def __post_init__(self) -> None:
         if isinstance(self.top, bool) or not isinstance(self.top, int) or not 1 <= self.top <= MAX_WIDTH:
             raise ValueError(f"the recycling option top is {self.top!r}: give a whole number from 1 to {MAX_WIDTH}")
-        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or not 1 <= self.nodes <= MAX_NODES:
-            raise ValueError(f"the recycling option nodes is {self.nodes!r}: give a whole number from 1 to {MAX_NODES}")
+        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or not 0 <= self.nodes <= MAX_NODES:
+            raise ValueError(f"the recycling option nodes is {self.nodes!r}: give a whole number from 0 to {MAX_NODES}")
         if not isinstance(self.prompt, bool):
             raise ValueError(f"the recycling option prompt is {self.prompt!r}: give true or false")
         if self.tree:
@@ -77,7 +74,7 @@ class Options:
 
 
 def make(options: Options, setup: Setup) -> Drafter:
-    return Recycling(options, setup.target.vocab_size)
+    return Recycling(replace(options, nodes=options.nodes or setup.nodes), setup.target.vocab_size)
 
 
 class Shape:
@@ -96,7 +93,7 @@ class Shape:
             shape = TreeSpec.parse(options.tree).shape
             return cls(shape, [1.0] * shape.size)
         table = [row[: options.top] for row in ACCEPTANCE]
-        shape = greedy(table, 1 + options.nodes)
+        shape = greedy(table, 1 + (options.nodes or CHEAP_NODES))
         return cls(shape, [math.prod(table[d][r] for d, r in enumerate(path)) for path in shape.rank_paths])
 
     def cut(self, budget: Budget) -> list[int]:

@@ -8,7 +8,7 @@ along its path, so the best nodes are a connected tree. It is a function of the 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,10 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.datastore import DEPTH, Datastore, Match
 from forerun.drafters.drafter import Budget, Drafter, Observation
-from forerun.drafters.find import Setup
+from forerun.drafters.find import CHEAP_NODES, Setup
 from forerun.drafters.none import roots_only
+from forerun.drafters.suffix_tree import EARLIER, Trust
+from forerun.drafters.suffix_tree import LONGEST as LONGEST_TRUSTED
 
 PLACES = 512
 """Of a match that occurs more often so many places are looked at, evenly spread. They tell the frequency of a token
@@ -38,8 +40,12 @@ class Options:
     """The longest suffix of the text that is looked up."""
     min_match: int = 2
     """The shortest. 1 drafts nearly always and is seldom right."""
-    candidates: int = 15
-    """How many nodes the tree has at most: those that the store has seen most often."""
+    candidates: int = 0
+    """How many nodes the tree has at most: those that the store has seen most often. 0 for as many as this device
+    checks at little more than the cost of one."""
+    min_confidence: float = 0.02
+    """A token is drafted if the chance that it is right is at least this: its share of what followed the match, times
+    how often the text went on as the store knows it after matches of that length."""
 
     def __post_init__(self) -> None:
         if not self.store:
@@ -50,8 +56,14 @@ class Options:
         most = {"tokens": LONGEST, "max_match": LONGEST, "min_match": LONGEST, "candidates": 256}
         for name, limit in most.items():
             value: object = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-                raise ValueError(f"the retrieval option {name} is {value!r}: give a whole number from 1 to {limit}")
+            least = 0 if name == "candidates" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit:
+                raise ValueError(
+                    f"the retrieval option {name} is {value!r}: give a whole number from {least} to {limit}"
+                )
+        chance: object = self.min_confidence
+        if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
+            raise ValueError(f"the retrieval option min_confidence is {chance!r}: give a number from 0 to 1")
         if self.min_match > self.max_match:
             raise ValueError(
                 f"the retrieval option min_match is {self.min_match} and max_match {self.max_match}: give a min_match "
@@ -67,7 +79,7 @@ def make(options: Options, setup: Setup) -> Drafter:
             f"the datastore {options.store} was made with the tokenizer of {made_for.model or 'another model'}, which "
             f"is not that of this model: build it again with `forerun datastore build FOLDER --out FILE --model MODEL`"
         )
-    return Retrieval(options, store, vocabulary)
+    return Retrieval(replace(options, candidates=options.candidates or setup.nodes), store, vocabulary)
 
 
 @dataclass
@@ -76,6 +88,10 @@ class _Nodes:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    length: int = 0
+    """Of the match."""
+    known: set[int] = field(default_factory=set)
+    """The tokens that followed the match, drafted or not."""
 
 
 class Retrieval:
@@ -88,10 +104,14 @@ class Retrieval:
         self.options = options
         self.store = store
         self.vocabulary = min(vocabulary, store.header.vocabulary)
-        self.branches = options.candidates > 1
+        self.candidates = options.candidates or CHEAP_NODES
+        self.branches = self.candidates > 1
+        self._trust = Trust(EARLIER)
+        self._asked: dict[int, _Nodes] = {}
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         found = [self._nodes(sequence.tokens, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        self._asked.update((sequence.id, nodes) for sequence, nodes in zip(sequences, found, strict=True))
         if not any(nodes.tokens for nodes in found):
             return roots_only(sequences)
         trees = [
@@ -101,20 +121,24 @@ class Retrieval:
         return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
 
     def observe(self, observations: Many[Observation]) -> None:
-        """The store does not change."""
+        """The store does not change; how far it can be trusted does."""
+        for seen in observations:
+            nodes = self._asked.pop(seen.sequence.id, None)
+            if nodes is not None and nodes.length and seen.tokens:
+                self._trust.learn(min(nodes.length, LONGEST_TRUSTED), seen.tokens[0] in nodes.known)
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is kept of a text."""
+        self._asked.pop(sequence.id, None)
 
     def _nodes(self, text: list[int], budget: Budget) -> _Nodes:
-        most = min(self.options.candidates, budget.nodes)
+        most = min(self.candidates, budget.nodes)
         depth = min(self.options.tokens, budget.depth, most)
         if depth < 1:
             return _Nodes()
         longest = self.options.max_match
         while (match := self.store.longest(text, self.options.min_match, longest)) is not None:
             nodes = self._best(match, depth, most)
-            if nodes.tokens:
+            if nodes.known:
                 return nodes
             longest = match.length - 1  # documents end with it, wherever it occurs
         return _Nodes()
@@ -134,10 +158,11 @@ class Retrieval:
         starts = np.flatnonzero(begins.T)
         weights = np.diff(starts, append=depth * count) * alive.T.ravel()[starts]  # 0 where a document has ended
         order = np.argsort(-weights, kind="stable")[:most]
-        order = order[weights[order] > 0]
+        trust = self._trust.chances[min(match.length, LONGEST_TRUSTED)]
+        order = order[weights[order] * trust > max(0.0, self.options.min_confidence * count - 1e-9)]
         above = np.searchsorted(starts, starts[order] - count, "right") - 1
         places = {-1: 0}
-        nodes = _Nodes()
+        nodes = _Nodes(length=match.length, known=set(text[alive[:, 0], 0].tolist()))
         for node, parent, start in zip(order.tolist(), above.tolist(), starts[order].tolist(), strict=True):
             level, row = divmod(start, count)
             nodes.parents.append(places[parent])

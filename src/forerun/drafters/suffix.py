@@ -14,14 +14,14 @@ import json
 import os
 import secrets
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Drafter, Observation
-from forerun.drafters.find import Setup
+from forerun.drafters.find import CHEAP_NODES, Setup
 from forerun.drafters.none import roots_only
 from forerun.drafters.suffix_tree import EARLIER, OWN, Guess, Limits, Store, Trust, grow
 
@@ -32,13 +32,14 @@ FORMAT = "forerun suffix 1"
 
 @dataclass(frozen=True)
 class Options:
-    tokens: int = 15
-    """How many tokens are drafted, at most."""
+    tokens: int = 0
+    """How many tokens are drafted, at most; 0 for as many as this device checks at little more than the cost of one."""
     max_match: int = 24
     """The longest suffix that is looked up."""
-    min_confidence: float = 0.1
-    """A token is drafted if the chance that it is right, with all tokens before it, is at least this."""
-    width: int = 4
+    min_confidence: float = 0.01
+    """A token is drafted if the chance that it is right, with all tokens before it, is at least this. One more row of a
+    pass costs about a hundredth of it, and a token saves a whole pass."""
+    width: int = 8
     """How many tokens are drafted for one position behind the same text; 1 drafts a chain."""
     memory: int = 50_000
     """How many tokens of earlier outputs are remembered; the oldest outputs go first. 0 looks at the request alone."""
@@ -47,7 +48,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, least, most in (
-            ("tokens", 1, 64),
+            ("tokens", 0, 64),
             ("max_match", 1, 64),
             ("width", 1, 32),
             ("memory", 0, 10_000_000),
@@ -63,7 +64,7 @@ class Options:
 
 
 def make(options: Options, setup: Setup) -> Drafter:
-    drafter = Suffix(options, setup.target.vocab_size)
+    drafter = Suffix(replace(options, tokens=options.tokens or setup.nodes), setup.target.vocab_size)
     if options.path and Path(options.path).exists():
         drafter.load(options.path)
     return drafter
@@ -130,7 +131,9 @@ class Suffix:
 
     def _guess(self, sequence: Sequence, budget: Budget) -> Guess:
         text, options = sequence.tokens, self.options
-        limits = Limits(min(options.tokens, budget.nodes), budget.depth, options.width, options.min_confidence)
+        limits = Limits(
+            min(options.tokens or CHEAP_NODES, budget.nodes), budget.depth, options.width, options.min_confidence
+        )
         if limits.nodes < 1 or limits.depth < 1:
             return Guess([text[-1]])
         own = self._own.get(sequence.id)

@@ -16,13 +16,14 @@ from forerun.core.history import History
 from forerun.core.largest import largest
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence, never
-from forerun.core.step_record import SequenceRecord, StepRecord
+from forerun.core.step_record import StepRecord
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
 from forerun.drafters.none import roots_only
 from forerun.engine.judge import Decision, judge
 from forerun.engine.laws import SettingsMemo, StepLaws
 from forerun.engine.packing import Packed, pack
+from forerun.engine.records import records
 from forerun.engine.request import Job, Kind, Request, TokenLogprob, Update
 from forerun.engine.scheduler import Scheduler, Turn
 from forerun.engine.statistics import Clock, Statistics
@@ -37,6 +38,9 @@ MAX_ROWS = 512
 """Rows of one pass, of all texts together; a longer prompt is read in chunks."""
 MAX_AHEAD = 8
 """Tokens that plain decoding on a device writes before the host looks at them."""
+MAX_DRAFTING = 12
+"""Texts of a step on an accelerator up to which drafts are checked. What the host does for each text with drafts takes
+longer than the pass from about there on, while plain decoding writes in runs (docs/log.md)."""
 LARGEST_CHANGE = 1e30
 """Of a score, by a bias or a penalty. Far beyond what decides anything, and far below what float32 holds."""
 
@@ -67,7 +71,12 @@ class Engine:
             drafter.share(self.cache)
         alone = max_ahead > MAX_AHEAD
         self.scheduler = Scheduler(
-            self.cache, max_batch=max_batch, max_rows=max_rows, max_nodes=MAX_NODES, prompts_alone=alone
+            self.cache,
+            max_batch=max_batch,
+            max_rows=max_rows,
+            max_nodes=MAX_NODES,
+            max_drafting=None if target.device.type == "cpu" else MAX_DRAFTING,
+            prompts_alone=alone,
         )
         self.statistics = Statistics()
         self.history = History(target.vocab_size, target.device)
@@ -133,8 +142,8 @@ class Engine:
         with clock.phase("draft"):
             tree = self._draft([turn for turn in turns if turn.budget is not None])
         try:
+            packed = pack(turns, tree, self.cache)
             with clock.phase("target"):
-                packed = pack(turns, tree, self.cache)
                 output = self.target.forward_rows(packed.batch, self.cache.storage, self.drafter.layers)
                 if self.drafter.top and tree is not None:
                     packed.bring_along(largest(output.logits, self.drafter.top, output.peaks)[1])
@@ -156,7 +165,8 @@ class Engine:
         clock.stop()
         self._count(turns, packed, clock.seconds, used)
         if self.trace is not None:
-            self.trace(self._record(turns, packed, tree, decisions, updates, clock.seconds, used))
+            sequences = records(turns, packed, tree, decisions, updates)
+            self.trace(StepRecord(self._steps, packed.batch.rows, used, clock.seconds, sequences))
         self._steps += 1
         for turn in turns:
             if turn.job.sequence.finish_reason is not None:
@@ -262,6 +272,10 @@ class Engine:
             reason = sequence.finish_reason
             updates.append(Update(job.request, job.index, tokens[:taken], kinds, None, reason, job.statistics))
         self.cache.commit(kept)
+        with clock.phase("draft"):
+            self.drafter.observe(
+                [_plain_observation(turn, update) for turn, update in zip(turns, updates, strict=True)]
+            )
         clock.stop()
         self._steps += count
         self.statistics.count_step(clock.seconds, used)
@@ -342,47 +356,10 @@ class Engine:
             turn.job.statistics.prompt_passes += turn.budget is None
         self.statistics.prompt_passes += all(turn.budget is None for turn in turns)
 
-    def _record(
-        self,
-        turns: list[Turn],
-        packed: Packed,
-        tree: DraftTree | None,
-        decisions: list[Decision],
-        updates: dict[int, Update],
-        seconds: dict[str, float],
-        used: float,
-    ) -> StepRecord:
-        sequences = []
-        deciding = 0
-        for place, turn in enumerate(turns):
-            job = turn.job
-            tokens: list[int] = []
-            parents: list[int] = []
-            accepted: list[int] = []
-            if turn.budget is not None and tree is not None:
-                places = {node: row for row, node in enumerate(packed.nodes[deciding])}
-                tokens, parents = packed.tokens[deciding], packed.parents[deciding]
-                accepted = [places[node] for node in decisions[deciding].path]
-                deciding += 1
-            update = updates.get(place)
-            root = job.sequence.position - (len(update.tokens) if update else 0)
-            sequences.append(
-                SequenceRecord(
-                    request=job.request,
-                    index=job.index,
-                    position=root,
-                    prompt_rows=turn.chain,
-                    tokens=tokens,
-                    parents=parents,
-                    rule=job.rule.name,
-                    drawing=tree.drawing.value if tree is not None else "",
-                    accepted=accepted,
-                    committed=update.tokens if update else [],
-                    kinds=list(update.kinds) if update else [],
-                    finish_reason=job.sequence.finish_reason,
-                )
-            )
-        return StepRecord(self._steps, packed.batch.rows, used, seconds, sequences)
+
+def _plain_observation(turn: Turn, update: Update) -> Observation:
+    sequence = turn.job.sequence
+    return Observation(sequence, update.tokens, {}, sequence.position - len(update.tokens))
 
 
 def _checked(packed: Packed) -> list[Checked] | None:

@@ -59,7 +59,7 @@ def _on_host(parts: list[Tensor]) -> list[Tensor]:
     if len(parts) == 1:
         return [parts[0].cpu()]
     brought = torch.cat([part.reshape(-1) for part in parts]).cpu()
-    found = brought.split([part.numel() for part in parts])
+    found = torch.split(brought, [part.numel() for part in parts])
     return [numbers.view(part.shape) for numbers, part in zip(found, parts, strict=True)]
 
 

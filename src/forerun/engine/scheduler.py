@@ -32,12 +32,21 @@ class Turn:
 
 class Scheduler:
     def __init__(
-        self, cache: KVCache, *, max_batch: int, max_rows: int, max_nodes: int, prompts_alone: bool = False
+        self,
+        cache: KVCache,
+        *,
+        max_batch: int,
+        max_rows: int,
+        max_nodes: int,
+        max_drafting: int | None = None,
+        prompts_alone: bool = False,
     ) -> None:
-        """With `prompts_alone`, while texts are read those that are read wait. Where plain decoding goes in long runs,
-        a step that does both for hundreds of texts takes longer than the two apart."""
+        """Nothing is drafted in a step of more than `max_drafting` texts. With `prompts_alone`, while texts are read
+        those that are read wait: where plain decoding goes in long runs, a step that does both for hundreds of texts
+        takes longer than the two apart."""
         self.cache = cache
         self.prompts_alone = prompts_alone
+        self.max_drafting = max_batch if max_drafting is None else max_drafting
         self.max_batch, self.max_rows, self.max_nodes = max_batch, max_rows, max_nodes
         self.waiting: list[Job] = []
         self.running: list[Job] = []
@@ -119,6 +128,8 @@ class Scheduler:
             depth = max(0, sequence.remaining - 1)
             if job.draft.depth is not None:
                 depth = min(depth, job.draft.depth)
+            if len(deciding) > self.max_drafting:
+                nodes = 0
             if not depth or turn.chain:  # what a prompt's rows round to must not depend on what is drafted behind them
                 nodes = 0
             grown = Turn(job, turn.chain, Budget(nodes, min(depth, nodes)))

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from forerun.core.transfer import event
+
 Phase = Literal["draft", "target", "verify", "rest"]
 PHASES: tuple[Phase, ...] = ("draft", "target", "verify", "rest")
 
@@ -33,7 +35,7 @@ class Clock:
     def phase(self, name: Phase) -> Iterator[None]:
         learning = name == "draft" and bool(self._stamps)  # of what was committed: nobody waits for that
         if self._stamped and not learning:
-            start = self._stamps[-1][2] if self._stamps else self._stamp()  # phases follow one another
+            start = self._stamps[-1][2] if name == "verify" else self._stamp()  # which begins when the pass ends
             yield
             self._stamps.append((name, start, self._stamp()))
             return
@@ -42,7 +44,7 @@ class Clock:
         self.seconds[name] += time.perf_counter() - before
 
     def _stamp(self) -> torch.cuda.Event:
-        stamp = torch.cuda.Event(enable_timing=True)
+        stamp = event(timing=True)
         stamp.record(_stream(self._device))
         return stamp
 

@@ -30,9 +30,12 @@ from forerun.verify.rule import all_rules
 
 def run_length(turns: Many[Turn], target: TargetModel, drafter: Drafter, cache: KVCache, most: int) -> int:
     """How many tokens to write before looking; 1 where every token has to be looked at."""
-    if most < 2 or not isinstance(drafter, NoDrafter) or not isinstance(target, WritesAhead) or not target.writes_ahead:
+    if most < 2 or not isinstance(target, WritesAhead) or not target.writes_ahead:
         return 1
     if any(turn.budget is None or turn.chain for turn in turns):
+        return 1
+    drafts = not isinstance(drafter, NoDrafter) and any(turn.budget is not None and turn.budget.nodes for turn in turns)
+    if drafts or drafter.layers or drafter.top:  # or it wants to see what every pass says
         return 1
     ways = {_way(turn.job) for turn in turns}
     if len(ways) > 1 or None in ways:

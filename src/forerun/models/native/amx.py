@@ -252,8 +252,8 @@ def _path(segment: Segment) -> tuple[Tensor, Tensor, Tensor]:
     visible = torch.cat([segment.context_visible, own], 1)
     everyone = int(visible.all(0).long().cumprod(0).sum())
     rest = visible[:, everyone:]
-    common = before - segment.context_visible.shape[1] + everyone
-    return torch.full((rows,), common), rest.sum(1), rest.nonzero()[:, 1] + common
+    seen_by_all = before - segment.context_visible.shape[1] + everyone
+    return torch.full((rows,), seen_by_all), rest.sum(1), rest.nonzero()[:, 1] + seen_by_all
 
 
 def _first(highest: Tensor, likeliest: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerun.core.transfer import event
 from forerun.kernels.attention import WORD, PackedRows, mask_words
 from forerun.kernels.kernel import power_of_two
 from forerun.models.batch import Batch, Drafted, Segment, TextEnds
@@ -136,7 +137,7 @@ def _cut(bucket: Bucket, device: torch.device) -> tuple[Tensor, dict[str, Tensor
     shapes = bucket.parts()
     sizes = [math.prod(shape) for shape in shapes.values()]
     flat = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-    views = zip(shapes.items(), flat.split(sizes), strict=True)
+    views = zip(shapes.items(), torch.split(flat, sizes), strict=True)
     return flat, {name: view.view(shape) for (name, shape), view in views}
 
 
@@ -149,7 +150,7 @@ class Stage:
         size = sum(math.prod(shape) for shape in bucket.parts().values())
         self.places = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(PLACES)]
         self.numbers = [_split(place.numpy(), bucket) for place in self.places]
-        self.halves = [torch.cuda.Event() for _ in range(2)] if pinned else []
+        self.halves = [event() for _ in range(2)] if pinned else []
         self.sent = 0
 
     def place(self) -> dict[str, Numbers]:

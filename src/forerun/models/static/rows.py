@@ -20,7 +20,7 @@ from forerun.models.static.buffers import Buffers
 from forerun.models.storage import Storage
 
 if TYPE_CHECKING:
-    from forerun.models.transformer import DecoderLayer, Transformer
+    from forerun.models.transformer import MLP, DecoderLayer, Transformer
 
 
 def supports(config: ModelConfig) -> bool:
@@ -65,7 +65,7 @@ class Rows:
             if index in bucket.layers:
                 features[index] = x.clone() if made is None else x + made
             if index in running:
-                layer = model.layers[index]
+                layer: DecoderLayer = model.layers[index]  # type: ignore[assignment]
                 h = self._norm(x, layer.input_layernorm, made)
                 made = self._layer(layer, x, h, buffers, storage, index, mixed)
         h = self._norm(x, model.norm, made)
@@ -107,7 +107,8 @@ class Rows:
             h = self._norm(x, layer.pre_feedforward_layernorm, added)
         else:
             h = self._norm(x, layer.post_attention_layernorm, added)
-        made = _multiplied(layer.mlp.down, _gated(layer.mlp.gate_up, h, config.activation))
+        mlp: MLP = layer.mlp  # type: ignore[assignment]
+        made = _multiplied(mlp.down, _gated(mlp.gate_up, h, config.activation))
         return self._norm(made, layer.post_feedforward_layernorm) if layer.sandwich else made
 
     def _norm(self, x: Tensor, norm: RMSNorm, plus: Tensor | None = None) -> Tensor:

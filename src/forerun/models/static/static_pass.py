@@ -40,7 +40,7 @@ class StaticPass:
         self.rows = Rows(model)
         self.device = model.device
         self.graphs = self.device.type == "cuda"
-        self.pool = torch.cuda.graph_pool_handle() if self.graphs else None  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
         self.captured: dict[tuple[Bucket, int, int], Captured] = {}
 
     def takes(self, batch: Batch) -> bool:
@@ -116,7 +116,7 @@ class Captured:
         for listener in listeners:
             listener(f"preparing passes of up to {bucket.rows} rows of {bucket.sequences} texts")
         # Once for real, on a stream of its own: this builds the kernels. The buffers are empty, so nothing is written.
-        side = torch.cuda.Stream(owner.device)
+        side = torch.cuda.Stream(owner.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(owner.device))
         self.buffers.slots.fill_(-1)
         with torch.cuda.stream(side):
