@@ -43,7 +43,7 @@ class Options:
     """"confident" takes the first one's tree where it promises enough, "merge" makes one tree of both."""
     tokens: int = 0
     """How many tokens are drafted, at most; 0 for as many as this device checks at little more than the cost of one."""
-    min_confidence: float = 0.01
+    min_confidence: float = 0.02
     """A token is drafted if the chance that it is accepted is at least this."""
     threshold: float = 1.0
     """In the mode "confident": a promise is enough from so many times what the second one has accepted on average."""

@@ -36,7 +36,7 @@ class Options:
     """How many tokens are drafted, at most; 0 for as many as this device checks at little more than the cost of one."""
     max_match: int = 24
     """The longest suffix that is looked up."""
-    min_confidence: float = 0.01
+    min_confidence: float = 0.02
     """A token is drafted if the chance that it is right, with all tokens before it, is at least this. One more row of a
     pass costs about a hundredth of it, and a token saves a whole pass."""
     width: int = 8
