@@ -21,6 +21,7 @@ from benchmarks.device import passes, texts, throughput
 from benchmarks.device.models import Measured, load
 from forerun.bench.provenance import provenance
 from forerun.bench.questions import Question, read_questions
+from forerun.core.params import SamplingParams
 
 PARTS = ("passes", "texts", "batches", "seeded", "peers", "throughput")
 
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=8, help="of summarization and of rag each")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--beside", default="1024,2048,4096", help="batches of transformers beside our throughput")
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--context", type=int, default=512)
     given = parser.parse_args()
     parts, sizes = given.parts.split(","), given.sizes.split(",")
@@ -49,7 +51,7 @@ def main() -> None:
     every = read_questions(given.data / "spec_bench_dev.jsonl", turns=1)
     chosen = [q for kind in ("summarization", "rag") for q in _of(every, kind)[: given.questions]]
     for size in sizes:
-        measured = load(size, given.model, "cuda")
+        measured = load(size, given.model, "cuda", given.dtype)
         _measure(result, measured, parts, names, every, chosen, given, speed)
         print(f"{size}: {time.perf_counter() - started:.0f} s since the start", flush=True)
         del measured
@@ -78,14 +80,18 @@ def _measure(
 
     if "passes" in parts:
         add("passes", passes.measure(measured, given.context, speed))
+    others = [q for kind in ("summarization", "rag") for q in _of(every, kind)[-2:]]
+    greedy = SamplingParams(temperature=0.0, max_tokens=given.tokens)
+    seeded = SamplingParams(temperature=0.8, top_p=0.95, seed=1, max_tokens=64)
     if "texts" in parts:
-        add("texts", texts.measure(measured, chosen, names, tokens=given.tokens))
+        add(
+            "texts", texts.measure(measured, chosen, others, names, [greedy, seeded] if "seeded" in parts else [greedy])
+        )
     if "batches" in parts:
         some: list[str] = [name for name in ("none", "ngram", "suffix") if name in names]
+        spread = every[:: max(1, len(every) // 64)]
         for batch in (8, 64):
-            add("batches", texts.measure(measured, every[:batch], some, tokens=given.tokens, batch=batch))
-    if "seeded" in parts:
-        add("seeded", texts.measure(measured, chosen[::2], names, tokens=64, temperature=0.8, top_p=0.95, seed=1))
+            add("batches", texts.measure(measured, spread[:batch], others, some, [greedy], batch))
     if "peers" in parts:
         add("peers", texts.peers(measured, chosen[:: max(1, len(chosen) // 4)], given.tokens))
     if "throughput" in parts and measured.name == "135M":

@@ -41,33 +41,42 @@ class Record:
     phases: dict[str, float] = field(default_factory=dict)
 
 
-def start(measured: Measured, name: str, batch: int) -> LLM:
+def start(measured: Measured, name: str, batch: int, others: list[Question]) -> LLM:
+    """Warmed up with other questions, so that all that has to be built or captured is there."""
     drafter, options = METHODS[name]
     llm = LLM(measured.model, drafter=drafter, drafter_options=options, max_batch=batch, cache_tokens=batch * 2048)
     greedy = SamplingParams(temperature=0.0, max_tokens=48)
-    for text in WARM:
+    for text in [*WARM, *(question.turns[0] for question in others)] if batch == 1 else WARM[:1]:
         llm.generate(text, greedy)
     if batch > 1:
-        llm.generate([WARM[i % len(WARM)] for i in range(batch)], greedy)
+        texts = [*(question.turns[0] for question in others), *WARM]
+        for _ in range(2):
+            llm.generate([texts[i % len(texts)] for i in range(batch)], greedy)
     return llm
 
 
 def measure(
-    measured: Measured, questions: list[Question], names: list[str], *, tokens: int, batch: int = 1, **params: Any
+    measured: Measured,
+    questions: list[Question],
+    others: list[Question],
+    names: list[str],
+    settings: list[SamplingParams],
+    batch: int = 1,
 ) -> list[dict[str, Any]]:
     """One question after the other, or all in one batch; each by all methods in turn."""
-    settings = SamplingParams(**{"temperature": 0.0, "max_tokens": tokens, **params})
-    records = {name: Record() for name in names}
-    llms = {name: start(measured, name, batch) for name in names}
+    llms = {name: start(measured, name, batch, others) for name in names}
     groups = [questions[i : i + batch] for i in range(0, len(questions), batch)]
-    for number, group in enumerate(groups):
-        for place in range(len(names)):
-            name = names[(place + number) % len(names)]
-            _answer(llms[name], records[name], group, settings)
     rows = []
-    for name in names:
-        rows.append(_row(measured, name, batch, records[name], records[names[0]], llms[names[0]], questions, settings))
-        print(_line(rows[-1]), flush=True)
+    for params in settings:
+        records = {name: Record() for name in names}
+        for number, group in enumerate(groups):
+            for place in range(len(names)):
+                name = names[(place + number) % len(names)]
+                _answer(llms[name], records[name], group, params)
+        plain, judge = records[names[0]], llms[names[0]]
+        for name in names:
+            rows.append(_row(measured, name, batch, records[name], plain, judge, questions, params))
+            print(_line(rows[-1]), flush=True)
     for llm in llms.values():
         llm.close()
     return rows
@@ -99,7 +108,7 @@ def _row(
     total = sum(map(len, record.tokens))
     spent = sum(record.phases.values())
     differences = [
-        _difference(judge, question.turns[0], own, right)
+        _difference(judge, question.turns[0], own, right) if settings.greedy else {"gap": None}
         for question, own, right in zip(questions, record.tokens, plain.tokens, strict=True)
         if own != right
     ]
@@ -123,16 +132,24 @@ def _row(
 
 
 def _difference(judge: LLM, prompt: str, own: list[int], right: list[int]) -> dict[str, Any]:
-    """Where two texts part, and how far apart plain decoding holds the two tokens there."""
+    """Where two texts part, and how far apart the two tokens are there (the logarithms of their probabilities): with
+    the text read as a prompt, and again with its end written token by token, to see how far rounding moves that."""
     place = next((i for i, (a, b) in enumerate(zip(own, right, strict=False)) if a != b), min(len(own), len(right)))
     if place >= min(len(own), len(right)):
         return {"place": place, "gap": None}
-    asked = judge.tokens(prompt) + right[:place]
-    (seen,) = judge.generate([asked], SamplingParams(temperature=0.0, max_tokens=1, logprobs=20))
-    assert seen.logprobs is not None
-    values = dict(seen.logprobs[0].top)
-    gap = values[right[place]] - values[own[place]] if {own[place], right[place]} <= set(values) else None
-    return {"place": place, "gap": gap}
+    gaps = []
+    for back in (0, min(place, 4)):
+        asked = judge.tokens(prompt) + right[: place - back]
+        (seen,) = judge.generate([asked], SamplingParams(temperature=0.0, max_tokens=back + 1, logprobs=20))
+        if (
+            seen.logprobs is not None
+            and len(seen.logprobs) > back
+            and seen.token_ids[:back] == right[place - back : place]
+        ):
+            values = dict(seen.logprobs[back].top)
+            if {own[place], right[place]} <= set(values):
+                gaps.append(values[right[place]] - values[own[place]])
+    return {"place": place, "gap": gaps[0] if gaps else None, "again": gaps[1] if len(gaps) > 1 else None}
 
 
 def _line(row: dict[str, Any]) -> str:

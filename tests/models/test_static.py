@@ -122,11 +122,19 @@ def test_buckets_are_few_and_hold_what_they_must() -> None:
         bucket = Bucket.of(Batch.pack([replace(segment, blocks=list(range(blocks)))] * 3), (), None)
         assert bucket.rows == 16
         assert bucket.sequences == 4
-        assert bucket.tail == 8
+        assert bucket.tail == 16
         assert bucket.wanted == 4
         assert bucket.blocks >= blocks
         seen.add(bucket)
     assert len(seen) == 3
+    kinds = set()
+    for rows in range(1, 65):
+        own = torch.zeros(rows, dtype=torch.int64)
+        tree = Segment(0, own, own, None, own[:0], own, rows, blocks=list(range(8)))
+        bucket = Bucket.of(Batch.pack([tree]), (), None)
+        assert min(bucket.rows, bucket.tail, bucket.wanted) >= rows
+        kinds.add(bucket)
+    assert len(kinds) == 4
 
 
 def test_a_broken_row_is_told_by_its_likeliest_token() -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from forerun.kernels.kernel import Kernel, power_of_two
 
+USUAL_MOVES = 16
+"""Up to so many there is one build."""
 MOST_MOVES = 1024
 """Of one group: a program holds a column of all of them."""
 
@@ -37,7 +39,7 @@ def _device_moves(storage: Tensor, source: Tensor, target: Tensor) -> None:
     assert storage[0, 0].is_contiguous(), "what a slot holds lies together"
     if not count:
         return
-    rows = power_of_two(count)
+    rows = max(USUAL_MOVES, power_of_two(count))
     tile = max(8, min(512, 8192 // rows, power_of_two(width)))
     gpu.move_rows[(-(-width // tile), layers, groups)](
         storage, source, target, storage.stride(0), storage.stride(1), count,

@@ -20,6 +20,8 @@ from forerun.models.batch import Batch, Drafted, Segment, TextEnds
 BLOCK = 16
 """Slots of a block, as `KVCache` hands them out."""
 LEAST_BLOCKS = 64
+LEAST_ROWS = 16
+TAILS = (16, 64, 512)
 PLACES = 8
 """Batches of a bucket that may be on their way to the device at once."""
 HALF = PLACES // 2
@@ -43,16 +45,17 @@ class Bucket:
 
     @classmethod
     def of(cls, batch: Batch, layers: Sequence[int], only: Sequence[int] | None) -> Bucket:
-        blocks = max(len(segment.blocks or ()) for segment in batch.segments)
-        return cls(
-            sequences=power_of_two(len(batch.segments)),
-            rows=power_of_two(batch.rows),
-            tail=power_of_two(max(tail_of(segment) for segment in batch.segments)),
-            blocks=_rounded(blocks),
-            wanted=power_of_two(sum(segment.logits for segment in batch.segments)),
-            layers=tuple(layers),
-            only=None if only is None else tuple(only),
-        )
+        blocks = _rounded(max(len(segment.blocks or ()) for segment in batch.segments))
+        sequences = power_of_two(len(batch.segments))
+        tail = max(tail_of(segment) for segment in batch.segments)
+        rows = wanted = sequences
+        if tail > 1:  # up to 16 rows cost what two cost
+            rows = wanted = max(LEAST_ROWS, power_of_two(batch.rows))
+            tail = next((size for size in TAILS if size >= tail), power_of_two(tail))
+            if sum(segment.logits for segment in batch.segments) <= sequences:  # prompts
+                wanted = sequences
+        chosen = None if only is None else tuple(only)
+        return cls(sequences, rows, tail, blocks, wanted, tuple(layers), chosen)
 
     @classmethod
     def of_ends(cls, ends: TextEnds, feeds: Feeds, only: Sequence[int] | None) -> Bucket:
