@@ -57,8 +57,6 @@ def main() -> None:
         del measured
         gc.collect()
         torch.cuda.empty_cache()
-        if given.json:
-            given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def _of(questions: list[Question], category: str) -> list[Question]:
@@ -77,6 +75,8 @@ def _measure(
 ) -> None:
     def add(part: str, rows: list[dict[str, Any]]) -> None:
         result.setdefault(part, []).extend(rows)
+        if given.json:  # what is measured stays, whatever comes after it
+            given.json.write_text(json.dumps(result, indent=1) + "\n")
 
     if "passes" in parts:
         add("passes", passes.measure(measured, given.context, speed))

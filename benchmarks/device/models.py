@@ -91,6 +91,7 @@ def in_transformers(target: Transformer, tokenizer: Tokenizer) -> Any:
     )
     with torch.device("meta"):
         model: Any = LlamaForCausalLM(hf)  # type: ignore[no-untyped-call]
+    model.requires_grad_(False)  # first: what a pass has made cannot be given gradients
     weights = dict(target.state_dict())
     if config.tied:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
