@@ -96,5 +96,5 @@ def in_transformers(target: Transformer, tokenizer: Tokenizer) -> Any:
     if config.tied:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights, assign=True)
-    model.model.rotary_emb = type(model.model.rotary_emb)(hf, device=target.device)
+    model.model.rotary_emb = type(model.model.rotary_emb)(hf)  # its numbers are no weights
     return model.to(target.device).eval()
