@@ -77,7 +77,7 @@ def theirs(measured: Measured, prompts: list[list[int]], batch: int, model: Any)
 def measure(measured: Measured, texts: list[str], beside: str) -> list[dict[str, Any]]:
     rows = []
     prompts = prompts_of(measured, texts, 4096)
-    for batch in (1024, 2048, 4096):
+    for batch in (1024, 2048):
         rows.append(ours(measured, prompts, batch, temperature=0.0))
     rows.append(ours(measured, prompts[:2048], 1024, temperature=0.8, top_p=0.95, seed=1))
     rows.append(ours(measured, prompts[:2048], 1024, temperature=1.0))
