@@ -23,7 +23,7 @@ from forerun.bench.provenance import provenance
 from forerun.bench.questions import Question, read_questions
 from forerun.core.params import SamplingParams
 
-PARTS = ("passes", "texts", "batches", "seeded", "peers", "throughput")
+PARTS = ("passes", "texts", "batches", "seeded", "peers", "throughput", "sampled")
 
 
 def main() -> None:
@@ -94,9 +94,13 @@ def _measure(
             add("batches", texts.measure(measured, spread[:batch], others, some, [greedy], batch))
     if "peers" in parts:
         add("peers", texts.peers(measured, chosen[:: max(1, len(chosen) // 4)], given.tokens))
-    if "throughput" in parts and measured.name == "135M":
-        train = (given.data / "prompts_train.jsonl").read_text().splitlines()[:4096]
-        add("throughput", throughput.measure(measured, [json.loads(line)["turns"][0] for line in train], given.beside))
+    if measured.name == "135M":
+        lines = (given.data / "prompts_train.jsonl").read_text().splitlines()[:4096]
+        asked = [json.loads(line)["turns"][0] for line in lines]
+        if "throughput" in parts:
+            add("throughput", throughput.measure(measured, asked, given.beside))
+        if "sampled" in parts:
+            add("sampled", throughput.sampled(measured, asked))
 
 
 if __name__ == "__main__":

@@ -79,8 +79,6 @@ def measure(measured: Measured, texts: list[str], beside: str) -> list[dict[str,
     prompts = prompts_of(measured, texts, 4096)
     for batch in (1024, 2048):
         rows.append(ours(measured, prompts, batch, temperature=0.0))
-    rows.append(ours(measured, prompts[:2048], 1024, temperature=0.8, top_p=0.95, seed=1))
-    rows.append(ours(measured, prompts[:2048], 1024, temperature=1.0))
     if not beside:
         return rows
     peer = in_transformers(measured.target, measured.model.tokenizer)
@@ -90,3 +88,9 @@ def measure(measured: Measured, texts: list[str], beside: str) -> list[dict[str,
         except torch.cuda.OutOfMemoryError as error:
             print(f"transformers, batch {batch}: {str(error).splitlines()[0]}")
     return rows
+
+
+def sampled(measured: Measured, texts: list[str]) -> list[dict[str, Any]]:
+    prompts = prompts_of(measured, texts, 1024)
+    ways: list[dict[str, Any]] = [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.95, "seed": 1}]
+    return [ours(measured, prompts, 512, **params) for params in ways]
