@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.core import tree_checks
 from forerun.core.drawing import Drawing
+from forerun.core.planted import Planted
 from forerun.core.shape import TreeShape
 
 
@@ -39,8 +39,7 @@ class DraftTree:
     q_rows: Tensor | None  # [B, N, K]: the row of q behind each draw; beside the draws any row that is there
     max_depth: int  # bounds known on the host, so that loops need not ask the device:
     max_draws: int  # no walk from the root meets more draws than this
-    sizes: tuple[int, ...] | None = None
-    """Where it is known that the nodes of each tree are its first ones, without padding between them: how many."""
+    planted: ClassVar[Planted | None] = None  # of a tree of lists: these lists
 
     @classmethod
     def build(
@@ -207,44 +206,18 @@ class DraftTree:
         """Fixed trees on the host, each given by its tokens and parents, the root first and parents before children.
 
         `build` finds out who is above whom with some thirty small operations on tensors. Here it is known while
-        counting, and for trees of a few dozen nodes that is several times faster than the rest of the drafting.
-        """
-        batch, size = len(trees), max(len(tokens) for tokens, _ in trees)
-        table = np.zeros((4, batch, size), np.int64)
-        tokens, parents, depths, positions = table
-        parents[:] = -1
-        ancestors = np.zeros((batch, size, size), np.bool_)
-        ancestors[:, range(size), range(size)] = True
-        draws: list[tuple[tuple[int, int, int], int]] = []  # (tree, parent, rank) and the child
-        for b, (own_tokens, own_parents) in enumerate(trees):
-            tokens[b, : len(own_tokens)] = own_tokens
-            parents[b, : len(own_parents)] = own_parents
-            above, elders = [0], [0] * len(own_tokens)
-            for node, parent in enumerate(own_parents[1:], start=1):
-                above.append(above[parent] + 1)
-                ancestors[b, node] |= ancestors[b, parent]
-                draws.append(((b, parent, elders[parent]), node))
-                elders[parent] += 1
-            depths[b, : len(above)] = above
-        children = np.full((batch, size, 1 + max((place[2] for place, _ in draws), default=-1)), -1)
-        for place, node in draws:
-            children[place] = node
-        positions[:] = depths + np.array(root_positions)[:, None]
-        columns = torch.from_numpy(table)
-        return cls(
-            tokens=columns[0],
-            parents=columns[1],
-            depths=columns[2],
-            positions=columns[3],
-            ancestors=torch.from_numpy(ancestors),
-            drawing=Drawing.FIXED,
-            children=torch.from_numpy(children),
-            q=None,
-            q_rows=None,
-            max_depth=int(depths.max()),
-            max_draws=size - 1,
-            sizes=tuple(len(own) for own, _ in trees),
-        )
+        counting; and a rule that follows the target's own tokens asks for no tensor at all, so they are made when
+        somebody does."""
+        planted = object.__new__(cls)
+        vars(planted)["planted"] = Planted(tuple(trees), tuple(root_positions))
+        return planted
+
+    def __getattr__(self, name: str) -> Any:
+        """What a tree of lists does not have yet."""
+        if self.planted is None or name.startswith("__"):
+            raise AttributeError(name)
+        vars(self).update(self.planted.columns())
+        return vars(self)[name]
 
     @classmethod
     def full(cls, shape: TreeShape, tokens: Tensor, root_positions: Tensor) -> DraftTree:
@@ -264,12 +237,27 @@ class DraftTree:
             q_rows=None,
             max_depth=shape.depth,
             max_draws=shape.size - 1,
-            sizes=(shape.size,) * batch,
         )
+
+    def lists(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """For each tree its nodes without padding, their tokens, and their parents as places in the list."""
+        if self.planted is not None:
+            return [(list(range(len(tokens))), list(tokens), list(parents)) for tokens, parents in self.planted.trees]
+        found = []
+        for tokens, parents in zip(self.tokens.tolist(), self.parents.tolist(), strict=True):
+            nodes = [0, *(node for node, parent in enumerate(parents) if parent >= 0)]
+            places = dict(zip(nodes, range(len(nodes)), strict=True)) | {-1: -1}
+            found.append((nodes, [tokens[node] for node in nodes], [places[parents[node]] for node in nodes]))
+        return found
+
+    @property
+    def tokens_on(self) -> torch.device:
+        """Where its tensors are, or would be."""
+        return torch.device("cpu") if self.planted is not None else self.tokens.device
 
     @property
     def batch(self) -> int:
-        return self.tokens.shape[0]
+        return len(self.planted.trees) if self.planted is not None else self.tokens.shape[0]
 
     @property
     def size(self) -> int:
@@ -311,7 +299,7 @@ class DraftTree:
         """The trees of some sequences of the batch."""
         columns = {item.name: getattr(self, item.name) for item in fields(self)}
         picked: dict[str, Any] = {name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)}
-        return replace(self, **picked, sizes=None)
+        return replace(self, **picked)
 
 
 @dataclass(frozen=True)

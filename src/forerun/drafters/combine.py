@@ -175,18 +175,15 @@ class Part:
         if not sequences:
             return []
         tree = self.drafter.draft(sequences, budgets)
-        rows = zip(sequences, tree.tokens.tolist(), tree.parents.tolist(), strict=True)
-        made = [self._proposal(sequence, tokens, parents) for sequence, tokens, parents in rows]
+        pairs_of = zip(sequences, tree.lists(), strict=True)
+        made = [self._proposal(sequence, tokens, parents) for sequence, (_, tokens, parents) in pairs_of]
         self.proposals.update((sequence.id, one) for sequence, one in zip(sequences, made, strict=True))
         return made
 
     def _proposal(self, sequence: Sequence, tokens: list[int], parents: list[int]) -> Proposal:
-        nodes = [0, *(node for node, parent in enumerate(parents) if parent >= 0)]
-        places = {node: place for place, node in enumerate(nodes)} | {-1: -1}
-        parents = [places[parents[node]] for node in nodes]
         drafter = self.drafter
         values = drafter.values(sequence) if isinstance(drafter, Confident) else self.record.values(parents)
-        return Proposal([tokens[node] for node in nodes], parents, values)
+        return Proposal(tokens, parents, values)
 
     def observe(self, observations: Many[Observation]) -> None:
         """Each drafter sees what it asked for and no more."""

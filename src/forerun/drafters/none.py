@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
-from functools import lru_cache
-
-import torch
+from dataclasses import dataclass
 
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
@@ -21,30 +18,9 @@ class Options:
 
 
 def roots_only(sequences: Many[Sequence]) -> DraftTree:
-    """Trees of one node each. Put together by hand: there is nothing to check or to compute."""
-    roots = [[sequence.tokens[-1], sequence.position] for sequence in sequences]
-    columns = torch.tensor(roots, dtype=torch.int64).view(-1, 2)
-    return replace(_bare(len(sequences)), tokens=columns[:, :1], positions=columns[:, 1:])
-
-
-@lru_cache(maxsize=256)
-def _bare(batch: int) -> DraftTree:
-    """What all such trees have in common."""
-    tokens = torch.zeros(batch, 1, dtype=torch.int64)
-    return DraftTree(
-        tokens=tokens,
-        parents=torch.full_like(tokens, -1),
-        depths=tokens,
-        positions=tokens,
-        ancestors=torch.ones(batch, 1, 1, dtype=torch.bool),
-        drawing=Drawing.FIXED,
-        children=tokens.new_empty(batch, 1, 0),
-        q=None,
-        q_rows=None,
-        max_depth=0,
-        max_draws=0,
-        sizes=(1,) * batch,
-    )
+    """Trees of one node each."""
+    roots = [([sequence.tokens[-1]], [-1]) for sequence in sequences]
+    return DraftTree.of_lists(roots, [sequence.position for sequence in sequences])
 
 
 class NoDrafter:

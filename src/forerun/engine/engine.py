@@ -350,9 +350,9 @@ class Engine:
     def _count(self, turns: list[Turn], packed: Packed, seconds: dict[str, float], used: float) -> None:
         self.statistics.count_step(seconds, used)
         self.statistics.rows += packed.batch.rows
-        for turn, segment in zip(turns, packed.batch.segments, strict=True):
+        for turn, rows in zip(turns, packed.batch.counts, strict=True):
             turn.job.statistics.count_step(seconds, used)
-            turn.job.statistics.rows += segment.rows
+            turn.job.statistics.rows += rows
             turn.job.statistics.prompt_passes += turn.budget is None
         self.statistics.prompt_passes += all(turn.budget is None for turn in turns)
 

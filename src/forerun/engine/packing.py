@@ -10,11 +10,10 @@ from torch import Tensor
 
 from forerun.core.tree import DraftTree
 from forerun.engine.scheduler import Turn
-from forerun.models.batch import KEYS, Batch, Drafted, Segment
+from forerun.models.batch import KEYS, Batch, Drafted, TextRows
 from forerun.models.cache import KVCache
 
 HOST = torch.device("cpu")
-NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,9 @@ def _on_host(parts: list[Tensor]) -> list[Tensor]:
 
 def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
     """Reserves a slot for every row. Tree b belongs to the b-th turn that has a budget."""
-    on_host = tree is None or tree.tokens.device == HOST
-    padded = tree is not None and on_host and (tree.sizes is None or any(turn.chain for turn in turns))
-    present = tree.present if tree is not None and padded else None
-    segments: list[Segment] = []
+    away = tree is not None and tree.tokens_on != HOST
+    listed = [] if tree is None or away else tree.lists()
+    texts: list[TextRows] = []
     sources: list[int | None] = []
     nodes: list[list[int]] = []
     tokens: list[list[int]] = []
@@ -77,61 +75,51 @@ def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
     total = 0
     for turn in turns:
         sequence = turn.job.sequence
-        first = cache.committed(sequence.id)
-        rows = positions = NOTHING
-        if turn.chain:
-            rows = torch.tensor(sequence.tokens[first : first + turn.chain], dtype=torch.int64)
-            positions = torch.arange(first, first + turn.chain)
-        ancestors: Tensor | None = None
+        before = cache.committed(sequence.id)
+        chain = sequence.tokens[before : before + turn.chain]
+        above: list[int] | None = None
         source: int | None = None
         drafted = 0
+        own: list[int] = []
         if turn.budget is not None:
             assert tree is not None
             b = len(nodes)
-            if on_host and tree.sizes is not None and not turn.chain:
-                drafted = tree.sizes[b]
-                listed = list(range(drafted))
-                rows, positions = tree.tokens[b, :drafted], tree.positions[b, :drafted]
-                tokens.append(rows.tolist())
-                parents.append(tree.parents[b, :drafted].tolist())
-                if tree.width > 1:
-                    ancestors = tree.ancestors[b, :drafted, :drafted]
-            elif on_host:
-                assert present is not None
-                own = present[b].nonzero()[:, 0]
-                drafted = own.shape[0]
-                listed = own.tolist()
-                places = dict(zip(listed, range(drafted), strict=True)) | {-1: -1}
-                tokens.append(tree.tokens[b, own].tolist())
-                parents.append([places[parent] for parent in tree.parents[b, own].tolist()])
-                rows = torch.cat([rows, tree.tokens[b, own]])
-                positions = torch.cat([positions, tree.positions[b, own]])
-                if tree.width > 1:
-                    ancestors = tree.ancestors[b, own][:, own]
-            else:
+            if away:
                 drafted = min(tree.size, 1 + turn.budget.nodes)
-                listed = list(range(drafted))
-                if drafted == 1:  # the root alone, behind what the text brings
-                    rows = torch.tensor(sequence.tokens[first : first + turn.chain + 1], dtype=torch.int64)
-                    positions = torch.arange(first, first + turn.chain + 1)
-                else:
+                nodes.append(list(range(drafted)))
+                if drafted > 1:
                     assert not turn.chain, "drafts come when the text is read"
                     source = b
-                    rows, positions = tree.tokens[b, :drafted], tree.positions[b, :drafted]
-                    ancestors = tree.ancestors[b, :drafted, :drafted]
+                else:  # the root alone, which the text knows
+                    own = sequence.tokens[-1:]
+            else:
+                present, own, above = listed[b]
+                drafted = len(own)
+                nodes.append(present)
+                tokens.append(own)
+                parents.append(above)
+                if above == list(range(-1, drafted - 1)):
+                    above = None
             assert drafted <= 1 + turn.budget.nodes, "the drafter went over its budget"
-            nodes.append(listed)
-        cache.reserve(sequence.id, rows.shape[0])
-        context, slots = cache.slots(sequence.id)
-        starts.append(total)
-        total += rows.shape[0]
-        run = cache.run(sequence.id, KEYS)
-        blocks = cache.blocks(sequence.id)
-        segments.append(
-            Segment(sequence.id, rows, positions, ancestors, context, slots, drafted, run=run, blocks=blocks)
+        rows = turn.chain + drafted
+        cache.reserve(sequence.id, rows)
+        texts.append(
+            TextRows(
+                sequence=sequence.id,
+                rows=rows,
+                tokens=[] if source is not None else chain + own,
+                parents=above,
+                before=before,
+                blocks=cache.blocks(sequence.id),
+                block_size=cache.block_size,
+                logits=drafted,
+                run=cache.run(sequence.id, KEYS),
+            )
         )
         sources.append(source)
+        starts.append(total)
+        total += rows
     of_device = None
     if tree is not None and any(source is not None for source in sources):
         of_device = Drafted(tree.tokens, tree.positions, tree.ancestors, sources)
-    return Packed(Batch.pack(segments, of_device), tree, nodes, tokens, parents, starts)
+    return Packed(Batch(texts=tuple(texts), drafted=of_device), tree, nodes, tokens, parents, starts)

@@ -14,6 +14,9 @@ from forerun.drafters.drafter import Budget
 from forerun.engine.request import Job
 from forerun.models.cache import KVCache
 
+MAX_CHUNK = 512
+"""Rows of one text in a pass."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -101,7 +104,7 @@ class Scheduler:
         if self.prompts_alone and jobs and self._missing(jobs[-1]) > 1:
             jobs = [job for job in jobs if self._missing(job) > 1]
         for job in jobs:
-            chunk = min(self._missing(job), rows)
+            chunk = min(self._missing(job), rows, MAX_CHUNK)
             if chunk <= 0:
                 continue
             rows -= chunk

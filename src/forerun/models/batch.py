@@ -10,7 +10,9 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 KEYS = 64
@@ -95,16 +97,84 @@ class Drafted:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Segments packed row by row. They may lie on the host while the model is elsewhere: `on` brings them there."""
+class TextRows:
+    """What one text brings, in plain numbers. They are made in a moment, and a pass that wants tensors makes its own.
 
-    segments: tuple[Segment, ...]
+    Its rows are a chain and then a tree, in the order of their slots, which lie right behind those of the context."""
+
+    sequence: int  # its id
+    rows: int
+    tokens: list[int]  # none where only the device knows them
+    parents: list[int] | None  # of the tree's nodes, which are the last rows: places among them; None for a chain
+    before: int  # tokens of the text in the cache
+    blocks: list[int]  # where context and rows lie
+    block_size: int
+    logits: int  # of that many rows at the end
+    run: int | None = None  # see `Segment`
+
+    def positions(self) -> list[int]:
+        chain = self.rows - (0 if self.parents is None else len(self.parents))
+        positions = list(range(self.before, self.before + chain))
+        if self.parents is not None:
+            root = self.before + chain
+            nodes: list[int] = []
+            for parent in self.parents:
+                nodes.append(root if parent < 0 else nodes[parent] + 1)
+            positions += nodes
+        return positions
+
+    def seen(self) -> list[int]:
+        """For each row the rows that it sees, as bits; Python's numbers have as many as it takes."""
+        chain = self.rows - (0 if self.parents is None else len(self.parents))
+        bits = [(2 << row) - 1 for row in range(chain)]
+        if self.parents is not None:
+            before = (1 << chain) - 1
+            for node, parent in enumerate(self.parents):
+                bits.append((before if parent < 0 else bits[chain + parent]) | 1 << (chain + node))
+        return bits
+
+    def segment(self, drafted: Drafted | None, source: int | None) -> Segment:
+        blocks = np.array(self.blocks, np.int64)
+        slots = torch.from_numpy((blocks[:, None] * self.block_size + np.arange(self.block_size)).reshape(-1))
+        context, own = slots[: self.before], slots[self.before : self.before + self.rows]
+        ancestors: Tensor | None = None
+        if drafted is not None and source is not None:
+            assert drafted.positions is not None
+            assert drafted.visible is not None
+            tokens, positions = drafted.tokens[source, : self.rows], drafted.positions[source, : self.rows]
+            ancestors = drafted.visible[source, : self.rows, : self.rows]
+        else:
+            tokens, positions = torch.tensor(self.tokens), torch.tensor(self.positions())
+            if self.parents is not None:
+                ancestors = torch.from_numpy(_ancestors(self.parents))
+        return Segment(
+            self.sequence, tokens, positions, ancestors, context, own, self.logits, run=self.run, blocks=self.blocks
+        )
+
+
+def _ancestors(parents: list[int]) -> NDArray[np.bool_]:
+    """[N, N]: row i names the nodes on the way to node i, itself among them."""
+    seen = np.eye(len(parents), dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            seen[node] |= seen[parent]
+    return seen
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What several sequences bring, row by row. It may lie on the host while the model is elsewhere: `on` brings it
+    there."""
+
+    given: tuple[Segment, ...] = ()
+    texts: tuple[TextRows, ...] = ()
+    """Instead of segments, which are made of them where they are wanted."""
     drafted: Drafted | None = None
-    """The same as the tokens, positions and ancestors of the segments that it speaks of, in one table for all."""
+    """What only a device knows of the rows: tokens, positions and ancestors, in one table for all."""
 
     @classmethod
     def pack(cls, segments: Sequence[Segment], drafted: Drafted | None = None) -> Batch:
-        return cls(tuple(segments), drafted)
+        return cls(given=tuple(segments), drafted=drafted)
 
     def on(self, device: torch.device) -> Batch:
         if all(segment.is_on(device) for segment in self.segments):
@@ -112,8 +182,20 @@ class Batch:
         return Batch(tuple(segment.on(device) for segment in self.segments))
 
     @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        if self.given:
+            return self.given
+        sources = [None] * len(self.texts) if self.drafted is None else self.drafted.sources
+        return tuple(text.segment(self.drafted, source) for text, source in zip(self.texts, sources, strict=True))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """The rows of each sequence."""
+        return [each.rows for each in self.texts or self.given]
+
+    @cached_property
     def rows(self) -> int:
-        return sum(segment.rows for segment in self.segments)
+        return sum(self.counts)
 
     @cached_property
     def tokens(self) -> Tensor:

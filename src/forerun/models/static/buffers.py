@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from forerun.core.transfer import event
 from forerun.kernels.attention import WORD, PackedRows, mask_words
 from forerun.kernels.kernel import power_of_two
-from forerun.models.batch import Batch, Drafted, Segment, TextEnds
+from forerun.models.batch import Batch, Drafted, Segment, TextEnds, TextRows
 
 BLOCK = 16
 """Slots of a block, as `KVCache` hands them out."""
@@ -45,14 +46,15 @@ class Bucket:
 
     @classmethod
     def of(cls, batch: Batch, layers: Sequence[int], only: Sequence[int] | None) -> Bucket:
-        blocks = _rounded(max(len(segment.blocks or ()) for segment in batch.segments))
-        sequences = power_of_two(len(batch.segments))
-        tail = max(tail_of(segment) for segment in batch.segments)
+        brought = batch.texts or batch.given
+        blocks = _rounded(max(len(each.blocks or ()) for each in brought))
+        sequences = power_of_two(len(brought))
+        tail = max(map(tail_of, brought))
         rows = wanted = sequences
         if tail > 1:  # up to 16 rows cost what two cost
             rows = wanted = max(LEAST_ROWS, power_of_two(batch.rows))
             tail = next((size for size in TAILS if size >= tail), power_of_two(tail))
-            if sum(segment.logits for segment in batch.segments) <= sequences:  # prompts
+            if sum(each.logits for each in brought) <= sequences:  # prompts
                 wanted = sequences
         chosen = None if only is None else tuple(only)
         return cls(sequences, rows, tail, blocks, wanted, tuple(layers), chosen)
@@ -93,9 +95,9 @@ MOST_AHEAD = 64
 """Tokens that may be written without a look at the host."""
 
 
-def tail_of(segment: Segment) -> int:
-    seen = segment.context_visible
-    return segment.rows + (0 if seen is None else seen.shape[1])
+def tail_of(brought: TextRows | Segment) -> int:
+    seen = brought.context_visible if isinstance(brought, Segment) else None
+    return brought.rows + (0 if seen is None else seen.shape[1])
 
 
 class Buffers:
@@ -184,21 +186,30 @@ def fill(buffers: Buffers, batch: Batch) -> None:
     """Bring a batch into the buffers of its bucket."""
     numbers = buffers.stage.place()
     numbers["slots"][batch.rows :] = -1
-    numbers["counts"][len(batch.segments) :] = 0
+    numbers["counts"][len(batch.counts) :] = 0
     numbers["wanted"][:] = 0
     drafted = batch.drafted
     if drafted is not None:
         numbers["origins"][:] = -1
     row = want = 0
-    for b, segment in enumerate(batch.segments):
+    for b, brought in enumerate(batch.texts or batch.given):
         source = None if drafted is None else drafted.sources[b]
-        _fill_segment(numbers, b, row, segment, drafted if source is not None else None, source or 0)
-        end = row + segment.rows
-        if segment.logits == 1:
+        _fill_places(numbers, b, row, brought)
+        own = slice(row, row + brought.rows)
+        if drafted is not None and source is not None:
+            first = source * drafted.tokens.shape[1]
+            numbers["origins"][own] = range(first, first + brought.rows)
+        if isinstance(brought, TextRows):
+            if source is None:
+                _fill_text(numbers, own, brought)
+        else:
+            _fill_segment(numbers, own, brought, drafted if source is not None else None)
+        end = row + brought.rows
+        if brought.logits == 1:
             numbers["wanted"][want] = end - 1
-        elif segment.logits:
-            numbers["wanted"][want : want + segment.logits] = range(end - segment.logits, end)
-        row, want = end, want + segment.logits
+        elif brought.logits:
+            numbers["wanted"][want : want + brought.logits] = range(end - brought.logits, end)
+        row, want = end, want + brought.logits
     buffers.stage.send(buffers.flat)
     if drafted is not None:
         _fill_drafted(buffers, drafted)
@@ -229,21 +240,42 @@ def fill_ends(buffers: Buffers, ends: TextEnds) -> None:
         buffers.tokens[:texts].copy_(ends.tokens)
 
 
-def _fill_segment(
-    numbers: dict[str, Numbers], b: int, row: int, segment: Segment, drafted: Drafted | None, source: int
-) -> None:
-    assert segment.blocks is not None
-    rows, tail, before = segment.rows, tail_of(segment), segment.before
-    own = slice(row, row + rows)
+def _fill_places(numbers: dict[str, Numbers], b: int, row: int, brought: TextRows | Segment) -> None:
+    assert brought.blocks is not None
+    rows, tail, before = brought.rows, tail_of(brought), brought.before
     blocks = numbers["blocks"][b]
-    blocks[: len(segment.blocks)] = segment.blocks
+    blocks[: len(brought.blocks)] = brought.blocks
     numbers["starts"][b], numbers["counts"][b], numbers["tails"][b] = row, rows, tail
     numbers["contexts"][b] = before + rows - tail
-    numbers["slots"][own] = segment.slots.numpy()
+    if rows == 1:
+        numbers["slots"][row] = brought.blocks[before // BLOCK] * BLOCK + before % BLOCK
+    else:
+        at = np.arange(before, before + rows)
+        numbers["slots"][row : row + rows] = blocks[at // BLOCK] * BLOCK + at % BLOCK
+
+
+def _fill_text(numbers: dict[str, Numbers], own: slice, text: TextRows) -> None:
+    numbers["tokens"][own] = text.tokens
+    words = numbers["mask"].shape[1]
+    if text.parents is None:
+        numbers["positions"][own] = range(text.before, text.before + text.rows)
+        numbers["mask"][own] = _chain(text.rows, words)
+        return
+    numbers["positions"][own] = text.positions()
+    seen = b"".join(bits.to_bytes(8 * words, "little") for bits in text.seen())
+    numbers["mask"][own] = np.frombuffer(seen, np.int64).reshape(-1, words)
+
+
+@lru_cache(maxsize=1024)
+def _chain(rows: int, words: int) -> Numbers:
+    """[rows, words]: each row sees those before it and itself."""
+    return np.packbits(np.tri(rows, words * WORD, dtype=np.bool_), axis=1, bitorder="little").view(np.int64)
+
+
+def _fill_segment(numbers: dict[str, Numbers], own: slice, segment: Segment, drafted: Drafted | None) -> None:
+    """`drafted` where only the device knows what its rows are."""
     if drafted is None:
         numbers["tokens"][own] = segment.tokens.numpy()
-    else:
-        numbers["origins"][own] = range(source * drafted.tokens.shape[1], source * drafted.tokens.shape[1] + rows)
     if drafted is None or drafted.positions is None:
         numbers["positions"][own] = segment.positions.numpy()
     if drafted is None or drafted.visible is None:
@@ -253,8 +285,6 @@ def _fill_segment(
 def _mask(segment: Segment, words: int) -> Numbers:
     """[rows, words]"""
     rows, tail = segment.rows, tail_of(segment)
-    if rows == tail == 1:
-        return np.ones((1, 1), np.int64) if words == 1 else np.array([[1, *[0] * (words - 1)]])
     visible = np.zeros((rows, words * WORD), np.bool_)
     visible[:, tail - rows : tail] = np.tri(rows, dtype=np.bool_)
     if segment.context_visible is not None:

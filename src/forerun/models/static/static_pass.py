@@ -47,14 +47,14 @@ class StaticPass:
         """Whether this pass can run the batch; the plain one runs any."""
         if tree_attention.broken is not None and self.graphs:
             return False
-        return all(segment.blocks is not None for segment in batch.segments)
+        return all(each.blocks is not None for each in batch.texts or batch.given)
 
     def forward(self, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None) -> Output:
         """What it returns holds until the next pass of the model."""
         captured = self._captured(Bucket.of(batch, layers, only), storage)
         fill(captured.buffers, batch)
         result = captured.run(storage)
-        wanted = sum(segment.logits for segment in batch.segments)
+        wanted = sum(each.logits for each in batch.texts or batch.given)
         features = {layer: states[: batch.rows] for layer, states in result.features.items()}
         return Output(result.logits[:wanted], features, result.likeliest[:wanted])
 
