@@ -164,6 +164,50 @@ def row_cost() -> str:
     return "\n".join([*lines, "", footnote(after)])
 
 
+def device_passes() -> str:
+    """Passes on an accelerator beside the time that reading weights and cache takes."""
+    lines = [
+        "| model | texts | rows each | ms | floor, ms | over the floor | over one row |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name in ("device-8b", "device-135m"):
+        for row in load(name)["passes"]:
+            lines.append(
+                f"| {row['model']} | {row['texts']} | {row['rows']} | {row['ms']:.2f} | {row['floor_ms']:.2f} | "
+                f"{row['over_floor']:.2f}× | {row['over_one_row']:.2f}× |"
+            )
+    result = load("device-8b")
+    speed = f"The floor is at {result['copy_bytes_per_second'] / 1e12:.2f} TB/s, the speed of a copy."
+    return "\n".join([*lines, "", speed, "", footnote(result)])
+
+
+def device_texts() -> str:
+    """Drafters on an accelerator, with the shares of a step."""
+    result = load("device-8b")
+    lines = [
+        "| batch | drafter | tokens/s | tokens per pass | speedup | drafting | target | rest | same text | largest gap |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in [*result["texts"], *(row for row in result["batches"] if row["batch"] == 64)]:
+        shares = row["shares"]
+        rest = shares["verify"] + shares["rest"]
+        gaps = [abs(each["gap"]) for each in row["differences"] if each["gap"] is not None]
+        lines.append(
+            f"| {row['batch']} | {row['drafter']} | {row['tokens_per_second']:.0f} | {row['tokens_per_pass']:.2f} | "
+            f"{row['speedup']:.2f}× | {100 * shares['draft']:.1f}% | {100 * shares['target']:.1f}% | {100 * rest:.1f}% | "
+            f"{row['identical']}/{row['answers']} | {f'{max(gaps):.2f}' if gaps else ''} |"
+        )
+    return "\n".join([*lines, "", footnote(result)])
+
+
+def device_throughput() -> str:
+    result = load("device-135m")
+    lines = ["| writes | batch | tokens/s |", "|---|---:|---:|"]
+    for row in result["throughput"]:
+        lines.append(f"| {row['method']} | {row['batch']} | {row['tokens_per_second']:,.0f} |")
+    return "\n".join([*lines, "", footnote(result)])
+
+
 PARTS = ("greedy", "seeded", "half", "law")
 NOT_RUN: dict[str, list[dict[str, Any]]] = {"rows": []}
 
@@ -193,6 +237,9 @@ def load(name: str) -> dict[str, Any]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "device-passes": device_passes,
+    "device-texts": device_texts,
+    "device-throughput": device_throughput,
     "identity": identity,
     "row-cost": row_cost,
     "rules": rules,

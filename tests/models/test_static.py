@@ -24,7 +24,7 @@ from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine import packing
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
-from forerun.models.batch import Batch, Segment
+from forerun.models.batch import Batch, Segment, TextRows
 from forerun.models.config import Layer, ModelConfig
 from forerun.models.static.buffers import Bucket
 from forerun.models.static.static_pass import StaticPass
@@ -170,3 +170,31 @@ def test_runs_of_plain_decoding_write_the_same(params: dict[str, object], ahead:
         assert engine.statistics.tokens == sum(map(len, found.values())) == engine.statistics.target_passes
         texts.append((found, reasons))
     assert texts[0] == texts[1]
+
+
+def test_padding_never_leaves_the_positions() -> None:
+    """Rows of an earlier, larger batch near the end of the context are still in the buffers of the next one."""
+    config = replace(SHAPES["one head each"], context_length=64)
+    static = tiny(config, dtype=torch.float32)
+    static.prepare()
+    static.static = StaticPass(static)
+    engine = Engine(static, NoDrafter(), slots=1024, max_batch=4)
+    for prompts, tokens in ((4, 16), (3, 40)):
+        for number in range(prompts):
+            length = 48 if prompts == 4 else 4
+            settings = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+            engine.add(Request([1 + number] * length, settings))
+        while engine.has_work:
+            engine.step()
+    (captured,) = [each for (bucket, *_), each in static.static.captured.items() if bucket.feeds and bucket.rows == 4]
+    assert int(captured.buffers.positions.max()) < 64
+
+
+def test_a_cache_with_other_blocks_is_left_to_the_plain_pass() -> None:
+    plain, static = models("one head each")
+    assert static.static is not None
+    text = TextRows(0, 3, [5, 6, 7], None, 0, [0], 8, 1)
+    assert not static.static.takes(Batch(texts=(text,)))
+    assert static.static.takes(Batch(texts=(replace(text, block_size=16),)))
+    got = static.forward_rows(Batch(texts=(text,)), static.new_storage(16)).logits
+    torch.testing.assert_close(got, plain.forward_rows(Batch(texts=(text,)), plain.new_storage(16)).logits)

@@ -81,7 +81,9 @@ class ModelOptions:
         """The model, loaded with a bar or a spinner on stderr."""
         with loading(f"Loading {self.model}") as told:
             from forerun.engine.llm import LLM  # torch
+            from forerun.models.static import static_pass
 
+            static_pass.listeners[:] = [FirstOnly()]
             return LLM(
                 self.model,
                 self.drafter_name,
@@ -113,6 +115,22 @@ class ModelOptions:
                 raise ValueError(f"--drafter-option is {pair!r}: write it as KEY=VALUE")
             options[key] = parse_value(f"--drafter-option {key}", value, types.get(key, str))
         return options
+
+
+class FirstOnly:
+    """Tells that kernels are built for the device, the first time that something is: later times take a moment."""
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def __call__(self, line: str) -> None:
+        if not self.told:
+            self.told = True
+            console = Console(stderr=True)
+            if console.is_terminal:
+                console.print(
+                    f"[dim]{line}: kernels are built once for this device and kept, which may take a minute[/dim]"
+                )
 
 
 @dataclass(frozen=True)

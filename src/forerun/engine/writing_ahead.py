@@ -23,6 +23,7 @@ from forerun.engine.request import Job
 from forerun.engine.scheduler import Turn
 from forerun.models.batch import TextEnds
 from forerun.models.cache import KVCache
+from forerun.models.static.buffers import MOST_AHEAD
 from forerun.models.static.static_pass import Choose
 from forerun.models.target import TargetModel, WritesAhead
 from forerun.verify.rule import all_rules
@@ -41,7 +42,7 @@ def run_length(turns: Many[Turn], target: TargetModel, drafter: Drafter, cache: 
     if len(ways) > 1 or None in ways:
         return 1
     sequences = [turn.job.sequence for turn in turns]
-    length = min(most, max(sequence.remaining for sequence in sequences))
+    length = min(most, MOST_AHEAD, max(sequence.remaining for sequence in sequences))
     length = min([length, *(target.context_length - 1 - sequence.position for sequence in sequences)])
     while length > 1 and sum(cache.blocks_for(sequence.id, length) for sequence in sequences) > cache.free_blocks:
         length //= 2

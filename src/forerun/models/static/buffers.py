@@ -186,6 +186,7 @@ def fill(buffers: Buffers, batch: Batch) -> None:
     """Bring a batch into the buffers of its bucket."""
     numbers = buffers.stage.place()
     numbers["slots"][batch.rows :] = -1
+    numbers["positions"][batch.rows :] = 0
     numbers["counts"][len(batch.counts) :] = 0
     numbers["wanted"][:] = 0
     drafted = batch.drafted
@@ -225,6 +226,7 @@ def fill_ends(buffers: Buffers, ends: TextEnds) -> None:
     blocks = np.array([[*own, *[0] * (longest - len(own))] for own in ends.blocks], np.int64)
     numbers["blocks"][:texts, :longest] = blocks
     numbers["positions"][:texts] = numbers["contexts"][:texts] = positions
+    numbers["positions"][texts:] = 0  # `advance` counts them up too, and there is an end to positions
     numbers["slots"][texts:] = -1
     numbers["slots"][:texts] = blocks[each, positions // BLOCK] * BLOCK + positions % BLOCK
     numbers["wanted"][:] = 0

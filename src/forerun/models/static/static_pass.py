@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forerun.kernels.attention import tree_attention
 from forerun.models.batch import Batch, TextEnds
-from forerun.models.static.buffers import Bucket, Buffers, advance, fill, fill_ends
+from forerun.models.static.buffers import BLOCK, MOST_AHEAD, Bucket, Buffers, advance, fill, fill_ends
 from forerun.models.static.rows import Result, Rows
 from forerun.models.storage import Storage
 from forerun.models.target import Output
@@ -47,7 +47,9 @@ class StaticPass:
         """Whether this pass can run the batch; the plain one runs any."""
         if tree_attention.broken is not None and self.graphs:
             return False
-        return all(each.blocks is not None for each in batch.texts or batch.given)
+        if batch.texts:
+            return all(text.block_size == BLOCK for text in batch.texts)
+        return all(segment.blocks is not None for segment in batch.given)
 
     def forward(self, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None) -> Output:
         """What it returns holds until the next pass of the model."""
@@ -63,6 +65,7 @@ class StaticPass:
     ) -> Tensor:
         """[count, S] the next tokens: the likeliest, or what `choose` makes of the logits. The host launches passes and
         looks at nothing."""
+        assert count <= MOST_AHEAD
         texts = len(ends.positions)
         bucket = Bucket.of_ends(ends, "likeliest" if choose is None else "chosen", only)
         captured = self._captured(bucket, storage)
