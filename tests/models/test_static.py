@@ -179,7 +179,7 @@ def test_padding_never_leaves_the_positions() -> None:
     static.prepare()
     static.static = StaticPass(static)
     engine = Engine(static, NoDrafter(), slots=1024, max_batch=4)
-    for prompts, tokens, ahead in ((4, 16, 2), (3, 40, 8)):
+    for prompts, tokens, ahead in ((4, 16, 2), (3, 56, 8)):
         engine.max_ahead = ahead  # short runs first, so that all places of the host's memory are used near the end
         for number in range(prompts):
             length = 48 if prompts == 4 else 4
