@@ -185,7 +185,7 @@ def device_texts() -> str:
     """Drafters on an accelerator, with the shares of a step."""
     result = load("device-8b")
     lines = [
-        "| batch | drafter | tokens/s | tokens per pass | speedup | drafting | target | rest | same text | largest gap |",
+        "| batch | drafter | tokens/s | tokens per pass | speedup | drafting | target | rest | same text | gap |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in [*result["texts"], *(row for row in result["batches"] if row["batch"] == 64)]:
@@ -194,7 +194,7 @@ def device_texts() -> str:
         gaps = [abs(each["gap"]) for each in row["differences"] if each["gap"] is not None]
         lines.append(
             f"| {row['batch']} | {row['drafter']} | {row['tokens_per_second']:.0f} | {row['tokens_per_pass']:.2f} | "
-            f"{row['speedup']:.2f}× | {100 * shares['draft']:.1f}% | {100 * shares['target']:.1f}% | {100 * rest:.1f}% | "
+            f"{row['speedup']:.2f}× | {shares['draft']:.1%} | {shares['target']:.1%} | {rest:.1%} | "
             f"{row['identical']}/{row['answers']} | {f'{max(gaps):.2f}' if gaps else ''} |"
         )
     return "\n".join([*lines, "", footnote(result)])

@@ -25,7 +25,7 @@ MEMORY = 64.0
 FORGOTTEN = 8.0
 """While nothing is drafted, what is known ages until it counts as so many tokens."""
 AGEING = 0.97
-SELDOM, OFTEN = 32, 8
+SELDOM, OFTEN = 64, 16
 """Steps between two tries, after one that failed and after one that succeeded."""
 
 

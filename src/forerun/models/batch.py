@@ -188,10 +188,15 @@ class Batch:
         sources = [None] * len(self.texts) if self.drafted is None else self.drafted.sources
         return tuple(text.segment(self.drafted, source) for text, source in zip(self.texts, sources, strict=True))
 
+    @property
+    def brought(self) -> Sequence[TextRows | Segment]:
+        """By each sequence, as it was given."""
+        return self.texts or self.given
+
     @cached_property
     def counts(self) -> list[int]:
         """The rows of each sequence."""
-        return [each.rows for each in self.texts or self.given]
+        return [each.rows for each in self.brought]
 
     @cached_property
     def rows(self) -> int:

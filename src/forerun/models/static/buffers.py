@@ -46,7 +46,7 @@ class Bucket:
 
     @classmethod
     def of(cls, batch: Batch, layers: Sequence[int], only: Sequence[int] | None) -> Bucket:
-        brought = batch.texts or batch.given
+        brought = batch.brought
         blocks = _rounded(max(len(each.blocks or ()) for each in brought))
         sequences = power_of_two(len(brought))
         tail = max(map(tail_of, brought))
@@ -193,7 +193,7 @@ def fill(buffers: Buffers, batch: Batch) -> None:
     if drafted is not None:
         numbers["origins"][:] = -1
     row = want = 0
-    for b, brought in enumerate(batch.texts or batch.given):
+    for b, brought in enumerate(batch.brought):
         source = None if drafted is None else drafted.sources[b]
         _fill_places(numbers, b, row, brought)
         own = slice(row, row + brought.rows)

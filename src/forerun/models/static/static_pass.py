@@ -56,7 +56,7 @@ class StaticPass:
         captured = self._captured(Bucket.of(batch, layers, only), storage)
         fill(captured.buffers, batch)
         result = captured.run(storage)
-        wanted = sum(each.logits for each in batch.texts or batch.given)
+        wanted = sum(each.logits for each in batch.brought)
         features = {layer: states[: batch.rows] for layer, states in result.features.items()}
         return Output(result.logits[:wanted], features, result.likeliest[:wanted])
 
