@@ -187,7 +187,8 @@ def test_padding_never_leaves_the_positions() -> None:
             engine.add(Request([1 + number] * length, settings))
         while engine.has_work:
             engine.step()
-    (captured,) = [each for (bucket, *_), each in static.static.captured.items() if bucket.feeds and bucket.rows == 4]
+    found = static.static.captured[id(engine.cache.storage)].buckets
+    (captured,) = [each for bucket, each in found.items() if bucket.feeds and bucket.rows == 4]
     assert int(captured.buffers.positions.max()) < 64
 
 

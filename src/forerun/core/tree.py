@@ -214,8 +214,8 @@ class DraftTree:
 
     def __getattr__(self, name: str) -> Any:
         """What a tree of lists does not have yet."""
-        if self.planted is None or name.startswith("__"):
-            raise AttributeError(name)
+        if self.planted is None or name not in self.__dataclass_fields__:
+            raise AttributeError(f"a draft tree has no {name}")
         vars(self).update(self.planted.columns())
         return vars(self)[name]
 
@@ -261,6 +261,8 @@ class DraftTree:
 
     @property
     def size(self) -> int:
+        if self.planted is not None:
+            return max(len(tokens) for tokens, _ in self.planted.trees)
         return self.tokens.shape[1]
 
     @property

@@ -2,7 +2,8 @@
 
 The longest suffix of the text that the store has is looked up. What follows it at its places there becomes a trie, and
 the nodes that most places go through become the tree. A node's share of the places is the product of the frequencies
-along its path, so the best nodes are a connected tree. It is a function of the committed text alone: fixed children.
+along its path, so the best nodes are a connected tree. It is a function of committed texts
+alone (how far the store is trusted is learnt from all of them): fixed children.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The engine: schedule, draft, one target pass, verify, commit.
 
 Plain decoding is the drafter that proposes nothing; reading a prompt and recomputing a text that had stepped back are
-rows before the root of a tree. So there is one loop. The engine knows tokens, not text.
+rows before the root of a tree. So there is one loop, and beside it a shortcut: on a device plain decoding goes in runs
+of several tokens (`writing_ahead`). The engine knows tokens, not text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from forerun.engine.scheduler import Scheduler, Turn
 from forerun.engine.statistics import Clock, Statistics
 from forerun.engine.writing_ahead import run_length, write
 from forerun.models.cache import KVCache
-from forerun.models.target import Output, TargetModel
+from forerun.models.target import Output, TargetModel, WritesAhead
 from forerun.verify.rule import VerificationRule, all_rules, pair, strongest_rule
 
 MAX_NODES = 64
@@ -57,9 +58,13 @@ class Engine:
         max_batch: int = 8,
         max_rows: int = MAX_ROWS,
         max_ahead: int = MAX_AHEAD,
+        max_drafting: int | None = None,
+        prompts_alone: bool = False,
         rule: str | None = None,
         trace: Callable[[StepRecord], None] | None = None,
     ) -> None:
+        """`max_ahead`: tokens that plain decoding writes on a device before the host looks; `max_drafting`: texts of a
+        step up to which drafts are made; `prompts_alone` lets texts wait while others are read."""
         if max_batch < 1 or max_rows <= max_batch:
             raise ValueError(f"max_batch is {max_batch} and max_rows {max_rows}: a step needs a row for each text")
         if drafter.branches and not target.branches:
@@ -69,14 +74,13 @@ class Engine:
         self.cache = KVCache(target.new_storage(slots))
         if isinstance(drafter, SharesCache):
             drafter.share(self.cache)
-        alone = max_ahead > MAX_AHEAD
         self.scheduler = Scheduler(
             self.cache,
             max_batch=max_batch,
             max_rows=max_rows,
             max_nodes=MAX_NODES,
-            max_drafting=None if target.device.type == "cpu" else MAX_DRAFTING,
-            prompts_alone=alone,
+            max_drafting=_most_drafting(target) if max_drafting is None else max_drafting,
+            prompts_alone=prompts_alone,
         )
         self.statistics = Statistics()
         self.history = History(target.vocab_size, target.device)
@@ -126,7 +130,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
-        """Every running text gets at least one token further, or a chunk of its prompt read."""
+        """Every running text gets at least one token further, or a chunk of its prompt read, unless it waits while
+        others are read."""
         clock = Clock(self.target.device)
         cancelled, self._cancelled = self._cancelled, []
         turns, stepped_back = self.scheduler.schedule()
@@ -355,6 +360,10 @@ class Engine:
             turn.job.statistics.rows += rows
             turn.job.statistics.prompt_passes += turn.budget is None
         self.statistics.prompt_passes += all(turn.budget is None for turn in turns)
+
+
+def _most_drafting(target: TargetModel) -> int | None:
+    return MAX_DRAFTING if isinstance(target, WritesAhead) and target.device.type == "cuda" else None
 
 
 def _plain_observation(turn: Turn, update: Update) -> Observation:

@@ -57,6 +57,8 @@ def judge(tree: DraftTree, output: Output, jobs: list[Job], packed: Packed, laws
         if rule.looks_along_the_path and device.type == "cpu":
             packed.fetch()
             return _decide(rule, tree, laws, noise)
+    if laws.checked and output.likeliest is not None and min(packed.fetch(output.likeliest)[0].tolist()) < 0:
+        refuse_broken(output.logits)
     tree = tree.on(device)
     p = laws.dense()
     decisions: dict[int, Decision] = {}

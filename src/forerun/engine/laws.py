@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,11 +42,14 @@ class StepLaws:
         self.settings = settings
         self.shape = (tree.batch, tree.size, logits.shape[1])
         self.device = logits.device
-        self._row: dict[int, int] = {}
-        for b, nodes in enumerate(packed.nodes):
-            for node in nodes:
-                self._row[b * tree.size + node] = len(self._row)
         self._made: dict[int, Tensor] = {}
+
+    @cached_property
+    def _row(self) -> dict[int, int]:
+        """For each node that is a row, by its place among all nodes: which row."""
+        size = self.tree.size
+        places = [b * size + node for b, nodes in enumerate(self.packed.nodes) for node in nodes]
+        return {place: row for row, place in enumerate(places)}
 
     def at(self, nodes: Many[tuple[int, int]]) -> Tensor:
         """[C, V] for C pairs of a sequence and a node that is a row."""

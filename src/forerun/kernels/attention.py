@@ -21,14 +21,15 @@ class PackedRows:
     """Where the rows of B sequences lie and what they see. All tensors are on the device and keep their shapes, so that
     a captured pass serves every batch of its bucket; the bounds are the bucket's.
 
-    A sequence without rows is padding. So is a row of no sequence: nothing is computed for it.
+    All are integers, of 32 or 64 bits. A sequence without rows is padding. So is a row of no sequence: nothing is
+    computed for it.
     """
 
-    starts: Tensor  # [B] int32: its first row
-    counts: Tensor  # [B] int32: its rows
-    contexts: Tensor  # [B] int32: tokens of the text in the cache, which every row sees
-    tails: Tensor  # [B] int32: keys behind them that the mask is about; the rows themselves are the last of these
-    blocks: Tensor  # [B, max_blocks] int32: blocks of slots, of the context and, right behind it, of the tail
+    starts: Tensor  # [B] its first row
+    counts: Tensor  # [B] its rows
+    contexts: Tensor  # [B] tokens of the text in the cache, which every row sees
+    tails: Tensor  # [B] keys behind them that the mask is about; the rows themselves are the last of these
+    blocks: Tensor  # [B, max_blocks] blocks of slots, of the context and, right behind it, of the tail
     mask: Tensor  # [R, words] int64: bit j of row i says that i sees key j of its sequence's tail; see `mask_words`
     positions: Tensor  # [R] absolute positions; the context lies at positions 0, 1, …
     max_rows: int

@@ -251,7 +251,7 @@ class Transformer(nn.Module):
 
     @property
     def writes_ahead(self) -> bool:
-        return self.prepared and self.static is not None
+        return self.prepared and self.static is not None and self.static.usable
 
     @torch.inference_mode()
     def write_ahead(

@@ -54,8 +54,8 @@ class Bucket:
         if tail > 1:  # up to 16 rows cost what two cost
             rows = wanted = max(LEAST_ROWS, power_of_two(batch.rows))
             tail = next((size for size in TAILS if size >= tail), power_of_two(tail))
-            if sum(each.logits for each in brought) <= sequences:  # prompts
-                wanted = sequences
+            asked = power_of_two(sum(each.logits for each in brought))
+            wanted = sequences if asked <= sequences else max(LEAST_ROWS, asked)  # prompts ask for few
         chosen = None if only is None else tuple(only)
         return cls(sequences, rows, tail, blocks, wanted, tuple(layers), chosen)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,12 +41,16 @@ class StaticPass:
         self.rows = Rows(model)
         self.device = model.device
         self.graphs = self.device.type == "cuda"
-        self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
-        self.captured: dict[tuple[Bucket, int, int], Captured] = {}
+        self.captured: dict[int, Captures] = {}  # by the identity of the cache, as long as there is one
+
+    @property
+    def usable(self) -> bool:
+        """Without its kernels the plain pass is the faster one."""
+        return tree_attention.broken is None or self.device.type != "cuda"
 
     def takes(self, batch: Batch) -> bool:
         """Whether this pass can run the batch; the plain one runs any."""
-        if tree_attention.broken is not None and self.graphs:
+        if not self.usable:
             return False
         if batch.texts:
             return all(text.block_size == BLOCK for text in batch.texts)
@@ -82,19 +87,28 @@ class StaticPass:
         return buffers.written[:count, :texts]
 
     def _captured(self, bucket: Bucket, storage: Storage) -> Captured:
-        key = (bucket, storage.keys[0].data_ptr(), storage.slots)
-        captured = self.captured.get(key)
-        if captured is None:
-            captured = self.captured[key] = Captured(self, bucket, storage)
-        return captured
+        own = self.captured.get(id(storage))
+        if own is None:
+            own = self.captured[id(storage)] = Captures(self.graphs)
+            weakref.finalize(storage, self.captured.pop, id(storage), None)
+        if bucket not in own.buckets:
+            own.buckets[bucket] = Captured(self, bucket, storage, own.pool)
+        return own.buckets[bucket]
+
+
+class Captures:
+    """What was captured for one cache: graphs name its memory, and go when it goes."""
+
+    def __init__(self, graphs: bool) -> None:
+        self.pool = torch.cuda.graph_pool_handle() if graphs else None
+        self.buckets: dict[Bucket, Captured] = {}
 
 
 class Captured:
-    """The buffers of a bucket and, on an accelerator, the graph that reads them. The graph knows where the cache lay
-    that it was captured with, and serves any that lies there; it does not keep one from being freed."""
+    """The buffers of a bucket and, on an accelerator, the graph that reads them."""
 
-    def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage) -> None:
-        self.owner = owner
+    def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage, pool: tuple[int, int] | None) -> None:
+        self.owner, self.pool = owner, pool
         self.buffers = Buffers(bucket, owner.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: Result | None = None
@@ -130,7 +144,7 @@ class Captured:
             return
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=owner.pool):
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 result = self._launch(storage)
         except RuntimeError as error:
             owner.graphs = False
