@@ -12,7 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -107,7 +107,7 @@ class Captures:
 class Captured:
     """The buffers of a bucket and, on an accelerator, the graph that reads them."""
 
-    def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage, pool: tuple[int, int] | None) -> None:
+    def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage, pool: Any) -> None:
         self.owner, self.pool = owner, pool
         self.buffers = Buffers(bucket, owner.device)
         self.graph: torch.cuda.CUDAGraph | None = None
