@@ -28,6 +28,7 @@ from forerun.cli.models import models
 from forerun.cli.plan import plan
 from forerun.cli.rules import rules
 from forerun.cli.simulate import simulate
+from forerun.cli.train import train
 
 app = typer.Typer(
     name="forerun",
@@ -45,6 +46,7 @@ app.command()(bench)
 app.add_typer(models, name="models")
 app.add_typer(datastore, name="datastore")
 app.add_typer(calibrate, name="calibrate")
+app.command()(train)
 app.command()(simulate)
 app.command()(plan)
 app.command()(rules)

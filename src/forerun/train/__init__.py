@@ -1,0 +1,1 @@
+"""Training: drafters that learn from the target's own answers."""

@@ -1,0 +1,174 @@
+"""The loop: it learns, goes on after an interruption as if there had been none, and refuses to go astray."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from forerun.models.config import Layer
+from forerun.models.transformer import Transformer
+from forerun.train.checkpoint import read_checkpoint
+from forerun.train.distil import Distil
+from forerun.train.loop import Loop, LoopOptions, Loss, News, Standing, batch_indices
+from forerun.train.processes import Processes
+from forerun.train.texts import Text, TextBatch
+from tests.models.rows import VOCABULARY, config, tiny
+
+TARGET = config(2, 1, 16, hidden=32, layers=(Layer(), Layer()))
+STUDENT = replace(TARGET, layers=(Layer(),))
+OPTIONS = LoopOptions(steps=12, batch=4, learning_rate=3e-3, every=4)
+
+
+def some_texts() -> list[Text]:
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randint(VOCABULARY, (10, 24), generator=generator).tolist()
+    return [Text(tuple(row[:4]), tuple(row[4 : 12 + index])) for index, row in enumerate(rows)]
+
+
+def student() -> Transformer:
+    return tiny(STUDENT, seed=1, dtype=torch.float32).requires_grad_(True)
+
+
+def distil() -> Distil:
+    return Distil(student(), tiny(TARGET, dtype=torch.float32))
+
+
+def rising() -> Callable[[], float]:
+    values = iter(range(1000))
+    return lambda: float(next(values))
+
+
+class Faulty:
+    """Distillation whose loss is spoiled after so many steps."""
+
+    def __init__(self, factor: float, after: int) -> None:
+        self.sound = distil()
+        self.module = self.sound.module
+        self.factor, self.after = factor, after
+
+    def loss(self, batch: TextBatch) -> Loss:
+        loss = self.sound.loss(batch)
+        self.after -= 1
+        return loss if self.after >= 0 else Loss(loss.total * self.factor, loss.count, loss.figures)
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    options = replace(OPTIONS, steps=80, every=20)
+    standing = Loop(distil(), some_texts(), options, rising(), tmp_path / "c.pt").run()
+    rows = standing.history
+    assert [row["step"] for row in rows] == [0, 20, 40, 60, 80]
+    assert rows[4]["loss"] < 0.5 * rows[1]["loss"]
+    assert rows[4]["agreement"] > rows[1]["agreement"] + 0.2
+
+
+def test_it_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    def interrupt(news: News) -> None:
+        if news.step == 10:
+            raise KeyboardInterrupt
+
+    def measure() -> float:
+        return torch.rand(()).item()
+
+    whole, torn, again = distil(), distil(), distil()
+    torch.manual_seed(0)
+    standing = Loop(whole, some_texts(), OPTIONS, measure, tmp_path / "a.pt").run()
+    torch.manual_seed(0)
+    place = tmp_path / "b.pt"
+    with pytest.raises(KeyboardInterrupt):
+        Loop(torn, some_texts(), OPTIONS, measure, place, tell=interrupt).run()
+    loop = Loop(again, some_texts(), OPTIONS, measure, place)
+    torch.manual_seed(7)
+    loop.resume()
+    assert loop.standing.step == 8
+    assert loop.run() == standing
+    for name, weight in whole.module.state_dict().items():
+        assert torch.equal(weight, again.module.state_dict()[name])
+    first, second = (read_checkpoint(tmp_path / name) for name in ("a.pt", "b.pt"))
+    assert first["standing"] == second["standing"]
+    for name, weight in first["weights"].items():
+        assert torch.equal(weight, second["weights"][name])
+
+
+@pytest.mark.parametrize(("factor", "what"), [(math.nan, "loss is nan"), (math.inf, "loss is inf"), (1e4, "loss is ")])
+def test_a_loss_gone_astray_is_refused(tmp_path: Path, factor: float, what: str) -> None:
+    place = tmp_path / "c.pt"
+    loop = Loop(Faulty(factor, after=6), some_texts(), OPTIONS, rising(), place)
+    with pytest.raises(ValueError, match=rf"{what}.* at step 7.*lower --learning-rate.*from step 4 with --resume"):
+        loop.run()
+    kept = read_checkpoint(place)
+    assert kept["standing"]["step"] == 4
+    assert all(bool(weight.isfinite().all()) for weight in kept["weights"].values())
+
+
+def test_it_ends_when_nothing_gets_better_and_keeps_the_best(tmp_path: Path) -> None:
+    values = iter([1.0, 2.0, 1.5, 2.0, 1.9])
+    method = distil()
+    seen: dict[int, torch.Tensor] = {}
+
+    def measure() -> float:
+        seen[len(seen)] = method.module.model.norm.weight.detach().clone()
+        return next(values)
+
+    options = replace(OPTIONS, steps=100, patience=3)
+    standing = Loop(method, some_texts(), options, measure, tmp_path / "c.pt").run()
+    assert (standing.step, standing.best, standing.best_step) == (16, 2.0, 12)
+    assert torch.equal(method.module.model.norm.weight, seen[3])
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "c.pt"
+
+    def fill(news: News) -> None:
+        def full(path: Path, content: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        if news.step == 6:
+            monkeypatch.setattr(Path, "write_bytes", full)
+
+    with pytest.raises(ValueError, match=r"the disk is full.*--resume"):
+        Loop(distil(), some_texts(), OPTIONS, rising(), place, tell=fill).run()
+    monkeypatch.undo()
+    assert read_checkpoint(place)["standing"]["step"] == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+    place = tmp_path / "c.pt"
+    place.write_bytes(b"PK nothing")
+    with pytest.raises(ValueError, match="is damaged: delete it"):
+        Loop(distil(), some_texts(), OPTIONS, rising(), place).resume()
+
+
+def test_a_batch_is_shared_by_all_processes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--batch is 4: give a multiple of 3"):
+        Loop(distil(), some_texts(), OPTIONS, rising(), tmp_path / "c.pt", Processes(0, 3))
+
+
+def test_every_text_has_its_turn() -> None:
+    taken = [index for step in range(5) for index in batch_indices(step, 4, 10, seed=1)]
+    assert sorted(taken[:10]) == sorted(taken[10:]) == list(range(10))
+    assert taken[:10] != taken[10:]
+    assert batch_indices(3, 4, 10, seed=1) == taken[12:16]
+    assert batch_indices(0, 4, 10, seed=2) != taken[:4]
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    options = LoopOptions(steps=100, learning_rate=1.0, warmup=0.1)
+    rates = [options.rate(step) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0 < rates[-1] < 0.01
+
+
+def test_news_are_told(tmp_path: Path) -> None:
+    told: list[News] = []
+    standing: Standing = Loop(distil(), some_texts(), OPTIONS, rising(), tmp_path / "c.pt", tell=told.append).run()
+    assert [news.step for news in told] == list(range(1, 13))
+    assert told[-1].seconds_left == 0
+    assert (told[-1].measure, told[-1].steps, standing.best) == (2.0, 12, 3.0)
