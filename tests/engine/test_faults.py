@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from forerun.core.law import Context
 from forerun.core.noise import StepNoise
 from forerun.core.sequence import Sequence as Text
-from forerun.core.tree import DraftTree
-from forerun.engine import engine as engine_module
 from forerun.engine import judge as judge_module
 from forerun.engine.engine import Engine
 from forerun.engine.laws import SettingsMemo
-from forerun.engine.packing import Packed, pack
-from forerun.engine.scheduler import Turn
-from forerun.models.batch import Segment
+from forerun.models import batch as batch_module
+from forerun.models.batch import Segment, TextRows
 from forerun.models.cache import KVCache
 from forerun.models.storage import Storage
 from tests.engine.test_engine import EXPECTED, KNOWN, MODEL, REQUESTS
@@ -62,23 +60,12 @@ def blind_to_the_path(patch: pytest.MonkeyPatch) -> None:
 
 def see_siblings(patch: pytest.MonkeyPatch) -> None:
     """The tree's mask is a causal one: a node sees everything before it."""
-
-    def spoiled(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
-        flat = None if tree is None else replace(tree, ancestors=torch.ones_like(tree.ancestors).tril())
-        return pack(turns, flat, cache)
-
-    patch.setattr(engine_module, "pack", spoiled)
+    patch.setattr(batch_module, "_ancestors", lambda parents: np.tri(len(parents), dtype=np.bool_))
 
 
 def positions_in_row_order(patch: pytest.MonkeyPatch) -> None:
     """Nodes get the position of their row instead of their depth."""
-
-    def spoiled(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
-        if tree is not None:
-            tree = replace(tree, positions=tree.positions[:, :1] + torch.arange(tree.size))
-        return pack(turns, tree, cache)
-
-    patch.setattr(engine_module, "pack", spoiled)
+    patch.setattr(TextRows, "positions", lambda text: list(range(text.before, text.before + text.rows)))
 
 
 def no_cut(patch: pytest.MonkeyPatch) -> None:
