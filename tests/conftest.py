@@ -1,6 +1,9 @@
 """Prints what the exactness suite covered, whichever process ran it.
 
 Where there is no GPU, Triton's interpreter runs the kernels. It is chosen before anything imports Triton: PyTorch may.
+
+Hypothesis tries the same examples in every run, so that a red run is one that can be seen again;
+`--hypothesis-profile=explore` tries others.
 """
 
 from __future__ import annotations
@@ -13,6 +16,11 @@ if not Path("/dev/nvidia0").exists():
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("explore", deadline=None)
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 torch.set_num_threads(1)  # one test process per core; the tensors here are small
 

@@ -78,7 +78,7 @@ def test_equals_a_naive_search(
         documents, text = [[token + 69_000 for token in each] for each in (*documents, [1])], [t + 69_000 for t in text]
     else:
         documents = [*documents, [1]]
-    options = Options("x", size[0], matches[0] + matches[1], matches[0], size[1])
+    options = Options("x", size[0], matches[0] + matches[1], matches[0], size[1], min_confidence=0.0)
     store = store_of(folder, documents, WIDE if wide else VOCABULARY)
     tree = drafter_of(store, options).draft([Sequence(text, 100)], [budget])
     # Ties are in the order of tokens as well, so the trees are the same node by node.
