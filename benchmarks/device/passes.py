@@ -95,10 +95,10 @@ def _pass(measured: Measured, texts: int, rows: int, context: int) -> tuple[floa
     stamps = [event(timing=True) for _ in range(REPLAYS + 1)]
     for stamp in stamps:
         stamp.record()
-        captured.run(cache.storage)
+        captured.run()
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in pairwise(stamps[5:])]
-    shares = _shares(lambda: captured.run(cache.storage))
+    shares = _shares(lambda: captured.run())
     return statistics.median(times), shares
 
 

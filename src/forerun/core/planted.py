@@ -17,9 +17,16 @@ class Planted:
 
     trees: tuple[tuple[list[int], list[int]], ...]
     root_positions: tuple[int, ...]
+    silent: tuple[int, ...]
+    """For each tree, how many of its last nodes are silent: see `DraftTree.of_lists`."""
+
+    def drafted(self) -> list[tuple[list[int], list[int]]]:
+        """The trees without their silent nodes."""
+        ends = [len(tokens) - silent for (tokens, _), silent in zip(self.trees, self.silent, strict=True)]
+        return [(tokens[:end], parents[:end]) for (tokens, parents), end in zip(self.trees, ends, strict=True)]
 
     def columns(self) -> dict[str, Any]:
-        """The fields of a `DraftTree`."""
+        """The fields of a `DraftTree`. A silent node is padding there: no rule, no path and no bound knows of it."""
         batch, size = len(self.trees), max(len(tokens) for tokens, _ in self.trees)
         table = np.zeros((4, batch, size), np.int64)
         tokens, parents, depths, positions = table
@@ -27,7 +34,8 @@ class Planted:
         ancestors = np.zeros((batch, size, size), np.bool_)
         ancestors[:, range(size), range(size)] = True
         draws: list[tuple[tuple[int, int, int], int]] = []  # (tree, parent, rank) and the child
-        for b, (own_tokens, own_parents) in enumerate(self.trees):
+        drafted = self.drafted()
+        for b, (own_tokens, own_parents) in enumerate(drafted):
             tokens[b, : len(own_tokens)] = own_tokens
             parents[b, : len(own_parents)] = own_parents
             above, elders = [0], [0] * len(own_tokens)
@@ -53,5 +61,5 @@ class Planted:
             "q": None,
             "q_rows": None,
             "max_depth": int(depths.max()),
-            "max_draws": size - 1,
+            "max_draws": max(len(tokens) for tokens, _ in drafted) - 1,
         }

@@ -22,6 +22,7 @@ class SequenceRecord:
     committed: list[int]  # tokens, after any cut
     kinds: list[str]
     finish_reason: str | None
+    silent: int  # rows behind the tree that could not be accepted
 
 
 @dataclass(frozen=True)

@@ -202,14 +202,27 @@ class DraftTree:
         )
 
     @classmethod
-    def of_lists(cls, trees: Sequence[tuple[list[int], list[int]]], root_positions: Sequence[int]) -> DraftTree:
+    def of_lists(
+        cls,
+        trees: Sequence[tuple[list[int], list[int]]],
+        root_positions: Sequence[int],
+        silent: Sequence[int] | None = None,
+    ) -> DraftTree:
         """Fixed trees on the host, each given by its tokens and parents, the root first and parents before children.
+
+        `silent` says for each tree how many nodes at its end are silent: rows of the target's pass that are there for
+        what the target says behind them, and that can never be accepted. Their tokens may be no tokens of the
+        vocabulary. Only `rows` shows them; everywhere else they are padding.
 
         `build` finds out who is above whom with some thirty small operations on tensors. Here it is known while
         counting; and a rule that follows the target's own tokens asks for no tensor at all, so they are made when
         somebody does."""
         planted = object.__new__(cls)
-        vars(planted)["planted"] = Planted(tuple(trees), tuple(root_positions))
+        counts = (0,) * len(trees) if silent is None else tuple(silent)
+        assert all(0 <= count < len(tokens) for count, (tokens, _) in zip(counts, trees, strict=True)), (
+            "a root is heard"
+        )
+        vars(planted)["planted"] = Planted(tuple(trees), tuple(root_positions), counts)
         return planted
 
     def __getattr__(self, name: str) -> Any:
@@ -242,13 +255,24 @@ class DraftTree:
     def lists(self) -> list[tuple[list[int], list[int], list[int]]]:
         """For each tree its nodes without padding, their tokens, and their parents as places in the list."""
         if self.planted is not None:
-            return [(list(range(len(tokens))), list(tokens), list(parents)) for tokens, parents in self.planted.trees]
+            return [(list(range(len(tokens))), tokens, parents) for tokens, parents in self.planted.drafted()]
         found = []
         for tokens, parents in zip(self.tokens.tolist(), self.parents.tolist(), strict=True):
             nodes = [0, *(node for node, parent in enumerate(parents) if parent >= 0)]
             places = dict(zip(nodes, range(len(nodes)), strict=True)) | {-1: -1}
             found.append((nodes, [tokens[node] for node in nodes], [places[parents[node]] for node in nodes]))
         return found
+
+    def rows(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """What the target's pass is made of: like `lists`, and behind it the silent nodes."""
+        if self.planted is None or not any(self.planted.silent):
+            return self.lists()
+        return [(list(range(len(tokens))), list(tokens), list(parents)) for tokens, parents in self.planted.trees]
+
+    @property
+    def silent(self) -> list[int]:
+        """For each tree, how many nodes at the end of its `rows` are silent."""
+        return [0] * self.batch if self.planted is None else list(self.planted.silent)
 
     @property
     def tokens_on(self) -> torch.device:

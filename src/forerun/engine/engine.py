@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
 from forerun.drafters.none import roots_only
 from forerun.engine.judge import Decision, judge
 from forerun.engine.laws import SettingsMemo, StepLaws
-from forerun.engine.packing import Packed, pack
+from forerun.engine.packing import Packed, kept_states, pack
 from forerun.engine.records import records
 from forerun.engine.request import Job, Kind, Request, TokenLogprob, Update
 from forerun.engine.scheduler import Scheduler, Turn
@@ -328,17 +329,16 @@ class Engine:
                     sequence.finish_reason,
                     job.statistics,
                 )
+                drafted = len(nodes) - 1 - packed.silent[deciding]
                 for statistics in (job.statistics, self.statistics):
-                    statistics.count_verdict(len(nodes) - 1, len(decision.path), decision.corrected, count)
+                    statistics.count_verdict(drafted, len(decision.path), decision.corrected, count)
                 deciding += 1
                 logit_row += len(nodes)
             kept[sequence.id] = rows
-            index = [packed.starts[place] + row for row in rows]
-            features = {layer: states[index] for layer, states in output.features.items()}
-            committed = sequence.tokens[-count:] if count else []
-            observations.append(Observation(sequence, committed, features, start, seen))
+            observations.append(Observation(sequence, sequence.tokens[-count:] if count else [], {}, start, seen))
         self.cache.commit(kept)
-        return updates, observations
+        states = kept_states(output.features, packed.starts, list(kept.values()))
+        return updates, [replace(seen, features=own) for seen, own in zip(observations, states, strict=True)]
 
     def _end(self, job: Job) -> None:
         self.scheduler.remove(job)

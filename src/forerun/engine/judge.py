@@ -129,7 +129,10 @@ def _follow(packed: Packed, choose: Callable[[list[int], list[int]], list[int]])
     What was drafted are a few numbers on the host already, and comparing them there takes less than asking tensors."""
     count = len(packed.nodes)
     drafts: list[dict[tuple[int, int], int]] = []
-    for tokens, parents in zip(packed.tokens, packed.parents, strict=True):
+    inner: list[set[int]] = []  # the places behind which something was drafted
+    for b in range(count):
+        tokens, parents = packed.drafted(b)
+        inner.append(set(parents))
         places: dict[tuple[int, int], int] = {}
         for place in range(1, len(tokens)):
             places.setdefault((parents[place], tokens[place]), place)
@@ -148,7 +151,7 @@ def _follow(packed: Packed, choose: Callable[[list[int], list[int]], list[int]])
                 at[b] = child
                 accepted[b].append(packed.nodes[b][child])
                 walking.append(b)
-    return [Decision(accepted[b], texts[b], at[b] in packed.parents[b]) for b in range(count)]
+    return [Decision(accepted[b], texts[b], at[b] in inner[b]) for b in range(count)]
 
 
 def refuse_broken(logits: Tensor) -> None:

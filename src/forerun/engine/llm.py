@@ -72,7 +72,7 @@ class LLM:
             )
         self.model = model
         slots = default_slots(model.target, max_batch) if cache_tokens is None else cache_tokens
-        setup = Setup(model.target, slots, model.load_beside, lambda: model.tokenizer.fingerprint)
+        setup = Setup(model.target, slots, model.load_beside, lambda: model.tokenizer.fingerprint, model.folder)
         made = make_drafter(drafter, setup, options)
         with ExitStack() as closing_all:
             record = None if trace is None else closing_all.enter_context(_trace_to(Path(trace)))

@@ -8,6 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
 from forerun.engine.scheduler import Turn
 from forerun.models.batch import KEYS, Batch, Drafted, TextRows
@@ -26,12 +27,18 @@ class Packed:
     nodes: list[list[int]]  # for each deciding turn: the nodes of its tree that are rows, the root first
     tokens: list[list[int]]  # of these nodes; like `parents` empty until `fetch` where a device drafted
     parents: list[list[int]]  # of these nodes: places in the list, -1 for the root (and for a row that is no node)
+    silent: list[int]  # for each deciding turn: how many of these nodes, the last ones, cannot be accepted
     starts: list[int]  # for each turn: its first row
     along: list[Tensor] = field(default_factory=list)
 
     def logit_starts(self) -> list[int]:
         """For each deciding turn the first of its rows of logits."""
         return [0, *accumulate(len(nodes) for nodes in self.nodes)]
+
+    def drafted(self, b: int) -> tuple[list[int], list[int]]:
+        """Tokens and parents of the nodes of a deciding turn that can be accepted, and of its root."""
+        end = len(self.tokens[b]) - self.silent[b]
+        return self.tokens[b][:end], self.parents[b][:end]
 
     def fetch(self, *wanted: Tensor) -> list[Tensor]:
         """Integers [..] from the device to the host. What was drafted there and what else was asked for with
@@ -62,10 +69,23 @@ def _on_host(parts: list[Tensor]) -> list[Tensor]:
     return [numbers.view(part.shape) for numbers, part in zip(found, parts, strict=True)]
 
 
+def kept_states(features: dict[int, Tensor], starts: list[int], rows: list[list[int]]) -> list[dict[int, Tensor]]:
+    """For each turn the states [n, H] of the rows that it kept, counted from its start. All of a layer are picked at
+    once: a device would take as long for each turn."""
+    if not features:
+        return [{} for _ in rows]
+    picked = [start + row for start, own in zip(starts, rows, strict=True) for row in own]
+    counts = [len(own) for own in rows]
+    some = next(iter(features.values()))
+    index = to_device(picked, some.device)
+    parts = {layer: torch.split(states.index_select(0, index), counts) for layer, states in features.items()}
+    return [{layer: own[turn] for layer, own in parts.items()} for turn in range(len(rows))]
+
+
 def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
     """Reserves a slot for every row. Tree b belongs to the b-th turn that has a budget."""
     away = tree is not None and tree.tokens_on != HOST
-    listed = [] if tree is None or away else tree.lists()
+    listed = [] if tree is None or away else tree.rows()
     texts: list[TextRows] = []
     sources: list[int | None] = []
     nodes: list[list[int]] = []
@@ -122,4 +142,5 @@ def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
     of_device = None
     if tree is not None and any(source is not None for source in sources):
         of_device = Drafted(tree.tokens, tree.positions, tree.ancestors, sources)
-    return Packed(Batch(texts=tuple(texts), drafted=of_device), tree, nodes, tokens, parents, starts)
+    silent = [] if tree is None else tree.silent
+    return Packed(Batch(texts=tuple(texts), drafted=of_device), tree, nodes, tokens, parents, silent, starts)

@@ -28,10 +28,12 @@ def records(
         tokens: list[int] = []
         parents: list[int] = []
         accepted: list[int] = []
+        silent = 0
         if turn.budget is not None and tree is not None:
             places = {node: row for row, node in enumerate(packed.nodes[deciding])}
-            tokens, parents = packed.tokens[deciding], packed.parents[deciding]
+            tokens, parents = packed.drafted(deciding)
             accepted = [places[node] for node in decisions[deciding].path]
+            silent = packed.silent[deciding]
             deciding += 1
         update = updates.get(place)
         made.append(
@@ -48,6 +50,7 @@ def records(
                 committed=update.tokens if update else [],
                 kinds=list(update.kinds) if update else [],
                 finish_reason=job.sequence.finish_reason,
+                silent=silent,
             )
         )
     return made

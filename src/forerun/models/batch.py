@@ -171,15 +171,18 @@ class Batch:
     """Instead of segments, which are made of them where they are wanted."""
     drafted: Drafted | None = None
     """What only a device knows of the rows: tokens, positions and ancestors, in one table for all."""
+    features: Tensor | None = None
+    """[R, H] what the rows bring besides their tokens, for a model that takes it."""
 
     @classmethod
-    def pack(cls, segments: Sequence[Segment], drafted: Drafted | None = None) -> Batch:
-        return cls(given=tuple(segments), drafted=drafted)
+    def pack(cls, segments: Sequence[Segment], drafted: Drafted | None = None, features: Tensor | None = None) -> Batch:
+        return cls(given=tuple(segments), drafted=drafted, features=features)
 
     def on(self, device: torch.device) -> Batch:
         if all(segment.is_on(device) for segment in self.segments):
             return self
-        return Batch(tuple(segment.on(device) for segment in self.segments))
+        features = None if self.features is None else self.features.to(device)
+        return Batch(tuple(segment.on(device) for segment in self.segments), features=features)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

@@ -64,6 +64,12 @@ class ModelConfig:
     """Added to the weights of RMS norms (1 for Gemma)."""
     sandwich_norms: bool = False
     """Norms after attention and MLP too, before the residual is added (Gemma)."""
+    input_norms: bool = True
+    """A norm before attention; an EAGLE head has none."""
+    final_norm: bool = True
+    """A norm before the output head; an EAGLE head foresees states that are normed already."""
+    reads_beside: bool = False
+    """Attention reads the token's embedding beside the hidden state, each with a norm of its own (EAGLE-3)."""
     embedding_scale: float = 1.0
     attention_scale: float | None = None
     """Of q·k; 1/√head_dim where None."""

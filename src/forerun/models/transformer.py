@@ -42,9 +42,10 @@ class SelfAttention(nn.Module):
         self.index, self.rope, self.window = index, layer.rope, layer.window
         self.scale = config.attention_scale or config.head_dim**-0.5
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, q, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv, bias=config.qkv_bias)
+        width = config.hidden_size * (2 if config.reads_beside else 1)
+        self.q_proj = nn.Linear(width, q, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(width, kv, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(width, kv, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q, config.hidden_size, bias=config.output_bias)
         self.qk_norm = config.qk_norm
         if config.qk_norm:
@@ -97,7 +98,10 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.self_attn = SelfAttention(config, layer, index)
         self.mlp = MixtureOfExperts(config) if layer.experts else MLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, config)
+        self.input_layernorm: nn.Module = RMSNorm(config.hidden_size, config) if config.input_norms else nn.Identity()
+        self.beside = config.reads_beside
+        if self.beside:
+            self.hidden_norm = RMSNorm(config.hidden_size, config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config)
         self.sandwich = config.sandwich_norms
         if self.sandwich:
@@ -116,7 +120,8 @@ class DecoderLayer(nn.Module):
             up=mlp.up_proj.weight.data,
             down=mlp.down_proj.weight.data,
             vectors={
-                "input_norm": self.input_layernorm.weight.data,
+                "input_norm": _weight(self.hidden_norm if self.beside else self.input_layernorm),
+                "beside_norm": _weight(self.input_layernorm) if self.beside else None,
                 "inner_norm": self.post_attention_layernorm.weight.data,
                 "q_norm": attention.q_norm.weight.data if attention.qk_norm else None,
                 "k_norm": attention.k_norm.weight.data if attention.qk_norm else None,
@@ -125,9 +130,17 @@ class DecoderLayer(nn.Module):
             },
         )
 
-    def forward(self, x: Tensor, shared: Pass) -> Tensor:
+    def attended(self, x: Tensor, beside: Tensor | None) -> Tensor:
+        """What attention reads: x [R, H], normed, behind the embeddings where the layer takes both."""
+        if not self.beside:
+            normed: Tensor = self.input_layernorm.forward(x)
+            return normed
+        assert beside is not None
+        return torch.cat([self.input_layernorm.forward(beside), self.hidden_norm.forward(x)], -1)
+
+    def forward(self, x: Tensor, shared: Pass, beside: Tensor | None = None) -> Tensor:
         if not self.sandwich:
-            x = self.self_attn.forward(self.input_layernorm.forward(x), shared, x)
+            x = self.self_attn.forward(self.attended(x, beside), shared, x)
             return self.mlp.forward(self.post_attention_layernorm.forward(x), x)
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), shared))
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))  # type: ignore[no-any-return]
@@ -138,13 +151,20 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, layer, i) for i, layer in enumerate(config.layers))
-        self.norm = RMSNorm(config.hidden_size, config)
+        self.norm: nn.Module = RMSNorm(config.hidden_size, config) if config.final_norm else nn.Identity()
+
+
+def _weight(norm: nn.Module) -> Tensor | None:
+    """None for no norm at all."""
+    return norm.weight.data if isinstance(norm, RMSNorm) else None
 
 
 class Transformer(nn.Module):
     """A `TargetModel`. Build it under `torch.device("meta")` to give it the tensors of a checkpoint."""
 
     branches = True
+    feature_like: Tensor | None = None
+    """[H] like what a row brings besides its token, where the model takes something."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -158,6 +178,8 @@ class Transformer(nn.Module):
         self.head = Product(self.lm_head)
         self.amx: amx.AmxPass | None = None
         self.static: StaticPass | None = None
+        self.extra: Tensor | None
+        self.register_buffer("extra", None, persistent=False)
         self.prepared = False
 
     def tie(self) -> None:
@@ -191,18 +213,64 @@ class Transformer(nn.Module):
                     if isinstance(part, nn.Linear):
                         drop(part)
 
-        packed = amx.AmxPass(self.config, layers(), self.model.norm.weight.data, self.lm_head.weight.data)
+        packed = amx.AmxPass(self.config, layers(), _weight(self.model.norm), self.lm_head.weight.data)
         if not self.config.tied:
             drop(self.lm_head)
         return packed
 
     @property
     def device(self) -> torch.device:
-        return self.model.norm.weight.device
+        return self._any_norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.norm.weight.dtype
+        return self._any_norm.weight.dtype
+
+    @property
+    def _any_norm(self) -> RMSNorm:
+        """A weight that every model has, and keeps when others are laid out anew."""
+        layer = self.model.layers[0]
+        assert isinstance(layer, DecoderLayer)
+        return layer.post_attention_layernorm
+
+    def add_embeddings(self, extra: Tensor) -> None:
+        """Make vocab_size, vocab_size + 1, … tokens that may be read, with embeddings [T, H], and never written: logits
+        stay as they are. They count like rows of the embedding, and are scaled where a family scales those. Another
+        call replaces them."""
+        hidden = self.config.hidden_size
+        if extra.dim() != 2 or not extra.shape[0] or extra.shape[1] != hidden:
+            raise ValueError(f"embeddings {tuple(extra.shape)} do not fit the model: they must be [T, {hidden}], T ≥ 1")
+        self.extra = extra.detach().to(self.device, self.dtype, copy=True)
+        if self.static is not None:
+            self.static.captured.clear()  # graphs name the memory that they read
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[R] → [R, H]"""
+        extra, end = self.extra, self.vocab_size
+        x: Tensor = self.model.embed_tokens(tokens if extra is None else tokens.clamp_max(end - 1))
+        if extra is not None:
+            own = functional.embedding((tokens - end).clamp(0, extra.shape[0] - 1), extra)
+            x = torch.where((tokens >= end)[..., None], own, x)
+        if self.config.embedding_scale != 1:
+            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)  # rounded, as the family does
+        return x
+
+    def head_rows(self, ids: Tensor | None = None) -> Tensor:
+        """[len(ids), H] rows of the output head, as checkpoints have them, whatever they were laid out as since."""
+        if self.config.tied:
+            whole = self.model.embed_tokens.weight.data[: self.vocab_size]
+        elif self.amx is not None:
+            whole = self.amx.head_matrix()
+        elif self.head.packed is not None:
+            whole = self.head.packed.to_dense()
+        else:
+            whole = self.lm_head.weight.data
+        return whole if ids is None else whole[ids.to(whole.device)]
+
+    def enter(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What goes into the first layer, and what attention reads beside it; `features` [R, H] are what rows bring
+        besides their tokens, to a model that takes them."""
+        return self.embed(tokens), None
 
     def new_storage(self, slots: int) -> Storage:
         shape = LayerShape(self.config.kv_heads, self.config.head_dim, self.config.head_dim)
@@ -231,18 +299,16 @@ class Transformer(nn.Module):
         if self.static is not None and self.static.takes(batch):
             return self.static.forward(batch, storage, layers, only)
         batch = batch.on(self.device)
-        x = self.model.embed_tokens(batch.tokens)
-        if self.config.embedding_scale != 1:
-            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)  # rounded, as the family does
+        x, beside = self.enter(batch.tokens, batch.features)
         if self.amx is not None:
-            return self.amx.forward(x, batch, storage, layers, only)
+            return self.amx.forward(x, beside, batch, storage, layers, only)
         features: dict[int, Tensor] = {}
         shared = self._shared(batch, storage)
         for index, layer in enumerate(self.model.layers):
             if index in layers:
                 features[index] = x
             if only is None or index in only:
-                x = layer.forward(x, shared)
+                x = layer.forward(x, shared, beside)
         if len(self.model.layers) in layers:
             features[len(self.model.layers)] = x
         if batch.wanted is not None:

@@ -15,8 +15,8 @@ static inline uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* As `exact.log`. */
-static double logarithm(double x) {
+/* As `exact.log`. Written so that compilers make vectors of it. */
+static inline double logarithm(double x) {
     uint64_t bits;
     memcpy(&bits, &x, 8);
     double exponent = (double)((int64_t)(bits >> 52) - 1023), m;
@@ -216,5 +216,55 @@ void forerun_largest(const void *scores, int64_t half, int64_t rows, int64_t siz
         for (int64_t i = 0; i < count && where[i] >= 0; i++)
             for (int64_t j = where[i] * block; j < (where[i] + 1) * block; j++)
                 offer(entry(scores, r * size + j, (int)half), j, count, best, found);
+    }
+}
+
+/* The noise of a place in a text: -log E for the exponential E of (key, id), for each of `size` ids. */
+static void gumbel(uint64_t key, const int64_t *ids, int64_t size, float *noise) {
+    for (int64_t i = 0; i < size; i++) {
+        uint64_t bits = mix(key + (uint64_t)(ids[i] + 1) * GOLDEN) >> 12;
+        noise[i] = (float)-logarithm(-logarithm(((double)bits + 0.5) * 0x1p-52));
+    }
+}
+
+/* The largest of up to `size` values, 16 at a time: compilers make vectors of it. */
+static float peak_of(const float *values, int64_t size) {
+    float peaks[16], peak = -INFINITY;
+    for (int j = 0; j < 16; j++) peaks[j] = -INFINITY;
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16)
+        for (int j = 0; j < 16; j++) peaks[j] = values[i + j] > peaks[j] ? values[i + j] : peaks[j];
+    for (; i < size; i++) peak = values[i] > peak ? values[i] : peak;
+    for (int j = 0; j < 16; j++) peak = peaks[j] > peak ? peaks[j] : peak;
+    return peak;
+}
+
+/* What may follow each row: its `count` ≤ 64 best columns with the logarithms of their shares. They are the likeliest;
+ * in rows that race, the first of a race with the noise of their key, by the shares of (q/E)^(1/tau). Rows of one key
+ * stand together. `scratch` holds 3 · `size` floats. */
+void forerun_candidates(const void *logits, int64_t half, int64_t rows, int64_t size, const int64_t *ids,
+                        const double *temperature, const int64_t *keys, const int64_t *raced, const double *tau,
+                        int64_t count, float *scratch, float *shares, int64_t *places) {
+    float *noise = scratch, *scores = scratch + size, *weights = scratch + 2 * size;
+    int64_t heard = -1; /* the row whose noise is there */
+    for (int64_t r = 0; r < rows; r++) {
+        float *best = shares + r * count, heat = raced[r] ? (float)(1 / temperature[r]) : 1.0f;
+        float sharp = raced[r] ? (float)(1 / *tau) : 1.0f;
+        for (int64_t i = 0; i < size; i++) scores[i] = entry(logits, r * size + i, (int)half) * heat;
+        float largest = peak_of(scores, size);
+        if (raced[r]) {
+            if (heard < 0 || keys[heard] != keys[r]) gumbel((uint64_t)keys[heard = r], ids, size, noise);
+            for (int64_t i = 0; i < size; i++) scores[i] = scores[i] - largest + noise[i];
+            largest = peak_of(scores, size);
+        }
+        for (int64_t i = 0; i < size; i++) weights[i] = exponential((scores[i] - largest) * sharp);
+        float all = (float)log(sum_of(weights, size));
+        for (int64_t i = 0; i < count; i++) best[i] = -INFINITY, places[r * count + i] = -1;
+        for (int64_t start = 0; start < size; start += 64) {
+            int64_t length = size - start < 64 ? size - start : 64;
+            if (!(peak_of(scores + start, length) > best[count - 1])) continue;
+            for (int64_t i = start; i < start + length; i++) offer(scores[i], i, count, best, places + r * count);
+        }
+        for (int64_t i = 0; i < count; i++) best[i] = (best[i] - largest) * sharp - all;
     }
 }

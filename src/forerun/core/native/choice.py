@@ -71,6 +71,31 @@ def largest(scores: Tensor, count: int, peaks: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(scores.dtype), places
 
 
+def candidates(
+    logits: Tensor,
+    ids: Tensor,
+    count: int,
+    *,
+    temperature: list[float],
+    keys: list[int],
+    raced: list[bool],
+    tau: float,
+) -> tuple[list[list[int]], list[list[float]]]:
+    """The `count` ≤ 64 best columns of each row of logits [R, V], and the logarithms of their shares: of the likeliest,
+    or where they are raced of the first in a race with the noise of (key, id of the column). -1 and -inf where a row
+    has not so many."""
+    rows, size = logits.shape
+    shares = torch.empty(rows, count)
+    places = torch.empty(rows, count, dtype=torch.int64)
+    heats, names = torch.tensor(temperature, dtype=torch.float64), torch.tensor(keys)
+    races = torch.tensor(raced, dtype=torch.int64)
+    half = int(logits.dtype == torch.bfloat16)
+    sharp = torch.tensor([tau], dtype=torch.float64)
+    columns = (ids, heats, names, races, sharp)
+    _call("forerun_candidates", logits, half, rows, size, *columns, count, torch.empty(3, size), shares, places)
+    return places.tolist(), shares.tolist()
+
+
 def _column(values: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
     """One number for each row, as C reads it."""
     return values.to("cpu", dtype).reshape(-1).expand(rows).contiguous()

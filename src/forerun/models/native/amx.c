@@ -16,7 +16,13 @@
 #include "attention.h"
 #include "tiles.h"
 
-static void norm_row(const bf16 *x, const float *weight, int64_t size, double eps, bf16 *out, int64_t row) {
+/* A row of a matrix `width` wide gets the norm of x, or without a weight x itself, from column `place` on. */
+static void norm_row(const bf16 *x, const float *weight, int64_t size, double eps, bf16 *out, int64_t row, int64_t place,
+                     int64_t width) {
+    if (!weight) {
+        for (int64_t i = 0; i < size; i += 16) memcpy(tiled(out, row, place + i, width), x + i, 16 * sizeof(bf16));
+        return;
+    }
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < size; i += 16) {
         __m512 v = wide(x + i);
@@ -24,7 +30,8 @@ static void norm_row(const bf16 *x, const float *weight, int64_t size, double ep
     }
     __m512 factor = _mm512_set1_ps((float)(1.0 / sqrt(_mm512_reduce_add_ps(sum) / (double)size + eps)));
     for (int64_t i = 0; i < size; i += 16)
-        store(tiled(out, row, i, size), _mm512_mul_ps(_mm512_mul_ps(wide(x + i), factor), _mm512_loadu_ps(weight + i)));
+        store(tiled(out, row, place + i, width),
+              _mm512_mul_ps(_mm512_mul_ps(wide(x + i), factor), _mm512_loadu_ps(weight + i)));
 }
 
 /* What becomes of a product: 32 outputs of up to 16 rows, as two tiles of 16. */
@@ -166,7 +173,16 @@ static void place_row(const Model *m, const Layer *layer, const Pass *p, bf16 *c
 
 static void norm_rows(const Model *m, const Pass *p, const float *weight, int thread, int threads) {
     for (int64_t row = thread; row < p->rows; row += threads)
-        norm_row(p->x + row * m->hidden, weight, m->hidden, m->eps, p->normed, row);
+        norm_row(p->x + row * m->hidden, weight, m->hidden, m->eps, p->normed, row, 0, m->hidden);
+}
+
+/* What attention reads of each row: its hidden state, behind `beside` where the layer takes both. */
+static void attended_rows(const Model *m, const Layer *layer, const Pass *p, int64_t width, int thread, int threads) {
+    for (int64_t row = thread; row < p->rows; row += threads) {
+        if (layer->beside_norm)
+            norm_row(p->beside + row * m->hidden, layer->beside_norm, m->hidden, m->eps, p->normed, row, 0, width);
+        norm_row(p->x + row * m->hidden, layer->input_norm, m->hidden, m->eps, p->normed, row, width - m->hidden, width);
+    }
 }
 
 /* Where a thread will begin to read a matrix of that many outputs and inputs. */
@@ -193,9 +209,10 @@ void forerun_pass(const Model *m, const Pass *p) {
             if (l == m->layers || !p->active[l]) continue;
             const Layer *layer = m->layer + l;
             bf16 *cache = p->cache + l * p->slots * 2 * m->kv_heads * m->head_dim;
-            norm_rows(m, p, layer->input_norm, thread, threads);
+            int64_t read = layer->beside_norm ? 2 * m->hidden : m->hidden;
+            attended_rows(m, layer, p, read, thread, threads);
 #pragma omp barrier
-            product(p->normed, p->rows, m->hidden, layer->qkv, width / 32, begin(layer->out, m->hidden, heads, SHARE),
+            product(p->normed, p->rows, read, layer->qkv, width / 32, begin(layer->out, m->hidden, heads, SHARE),
                     SHARE, KEEP, layer->qkv_bias, width, p->qkv);
 #pragma omp barrier
             for (int64_t row = thread; row < p->rows; row += threads) place_row(m, layer, p, cache, row);
@@ -216,7 +233,7 @@ void forerun_pass(const Model *m, const Pass *p) {
 #pragma omp barrier
         }
         for (int64_t w = thread; w < p->wanted; w += threads)
-            norm_row(p->x + p->wanted_rows[w] * m->hidden, m->norm, m->hidden, m->eps, p->normed, w);
+            norm_row(p->x + p->wanted_rows[w] * m->hidden, m->norm, m->hidden, m->eps, p->normed, w, 0, m->hidden);
 #pragma omp barrier
         product(p->normed, p->wanted, m->hidden, m->head, m->vocabulary / 32,
                 begin(m->layer[0].qkv, width, m->hidden, SHARE), SHARE, LOGITS, NULL, m->vocabulary, (void *)p);

@@ -41,7 +41,8 @@ def _structure(name: str, fields: str) -> type[ctypes.Structure]:
 
 
 Layer = _structure(
-    "Layer", "*qkv, *out, *gate_up, *down, *input_norm, *inner_norm, *q_norm, *k_norm, *qkv_bias, *out_bias, rope"
+    "Layer",
+    "*qkv, *out, *gate_up, *down, *input_norm, *inner_norm, *q_norm, *k_norm, *beside_norm, *qkv_bias, *out_bias, rope",
 )
 Model = _structure(
     "Model",
@@ -49,9 +50,9 @@ Model = _structure(
 )
 Pass = _structure(
     "Pass",
-    "rows, segments, wanted, slots, threads, *x, *cosine, *sine, *cache, *row_slots, *first_row, *first_key, *keys, "
-    "*prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *peaks, *highest, *likeliest, *normed, "
-    "*queries, *mixed, *act, *qkv, *scores, score_size",
+    "rows, segments, wanted, slots, threads, *x, *beside, *cosine, *sine, *cache, *row_slots, *first_row, *first_key, "
+    "*keys, *prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *peaks, *highest, *likeliest, "
+    "*normed, *queries, *mixed, *act, *qkv, *scores, score_size",
 )
 
 
@@ -95,6 +96,12 @@ class Shelf:
         place.view(tiles.shape).copy_(tiles)
         return place.data_ptr()
 
+    def last(self, outputs: int, inputs: int) -> Tensor:
+        """The matrix [outputs, inputs] that was put here last, in its own order."""
+        place = self.area[self.used - outputs * inputs : self.used]
+        tiles = place.view(outputs // 32, inputs // 32, 2, 16, 16, 2).permute(0, 2, 4, 1, 3, 5)
+        return tiles.reshape(outputs, inputs)
+
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
     """Sixteen rows of the one, sixteen of the other, and so on."""
@@ -116,15 +123,15 @@ class LayerWeights:
 class AmxPass:
     """A model's weights as the pass wants them: copied layer by layer, so that the caller can let go of each."""
 
-    def __init__(self, config: ModelConfig, weights: Iterator[LayerWeights], norm: Tensor, head: Tensor) -> None:
+    def __init__(self, config: ModelConfig, weights: Iterator[LayerWeights], norm: Tensor | None, head: Tensor) -> None:
         found = library()
         assert found is not None
-        self.run = found.forerun_pass
-        self.run.restype = None
+        self.call = found.forerun_pass
+        self.call.restype = None
         self.config = config
         self.ropes: list[Rope] = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None))
         self.frequencies = [frequencies(rope, config.head_dim) for rope in self.ropes]
-        shelf = Shelf(_weights(config))
+        self.shelf = shelf = Shelf(_weights(config))
         self.kept: list[object] = [shelf]  # what C points to
         layers = (Layer * len(config.layers))()
         for index, layer in enumerate(weights):
@@ -145,44 +152,67 @@ class AmxPass:
             inner=config.intermediate_size,
             vocabulary=config.vocab_size,
             layer=ctypes.addressof(layers),
-            norm=self._keep(norm.float()),
+            norm=None if norm is None else self._keep(norm.float()),
             head=shelf.put(head),
             eps=config.norm_eps,
             scale=config.attention_scale or config.head_dim**-0.5,
         )
 
+    def head_matrix(self) -> Tensor:
+        """[V, H], copied back."""
+        return self.shelf.last(self.config.vocab_size, self.config.hidden_size)
+
     def forward(
-        self, x: Tensor, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None
+        self,
+        x: Tensor,
+        beside: Tensor | None,
+        batch: Batch,
+        storage: Storage,
+        layers: Sequence[int],
+        only: Sequence[int] | None,
     ) -> Output:
-        """x [R, H], the embeddings, becomes the hidden states behind the last layer."""
+        """x [R, H], the embeddings, becomes the hidden states behind the last layer; `beside` [R, H] is what attention
+        reads beside it, where it does."""
+        wanted = torch.arange(x.shape[0]) if batch.wanted is None else batch.wanted
+        reading = Reading(batch.positions, batch.slots, wanted, Seen.of(batch.segments))
+        return self.run(x, beside, reading, storage, layers, only)
+
+    def run(
+        self,
+        x: Tensor,
+        beside: Tensor | None,
+        reading: Reading,
+        storage: Storage,
+        layers: Sequence[int] = (),
+        only: Sequence[int] | None = None,
+    ) -> Output:
         assert storage.whole is not None, "the storage was not made by this model"
-        config = self.config
+        config, seen, wanted = self.config, reading.seen, reading.wanted
         rows = x.shape[0]
         depth = len(config.layers)
-        wanted = torch.arange(rows) if batch.wanted is None else batch.wanted
         logits = x.new_empty(wanted.shape[0], config.vocab_size)
         features = {index: torch.empty_like(x) for index in layers}
         places = (ctypes.c_void_p * (depth + 1))(*(_address(features.get(index)) for index in range(depth + 1)))
         active = (ctypes.c_uint8 * depth)(*(only is None or index in only for index in range(depth)))
-        cosine, sine = self._angles(batch.positions)
-        seen = Seen(batch.segments)
+        cosine, sine = self._angles(reading.positions)
         threads = torch.get_num_threads()
         score_size = LANES * (2 * seen.most + 96)
         height = -(-rows // TILE_ROWS) * TILE_ROWS
+        read = config.hidden_size * (2 if config.reads_beside else 1)
         heads, width = config.heads * config.head_dim, (config.heads + 2 * config.kv_heads) * config.head_dim
-        scratch = [x.new_empty(height, size) for size in (config.hidden_size, heads, heads, config.intermediate_size)]
+        scratch = [x.new_empty(height, size) for size in (read, heads, heads, config.intermediate_size)]
         peaks = torch.empty(wanted.shape[0], config.vocab_size // TILE_ROWS)
         highest = torch.full((threads, wanted.shape[0]), -torch.inf)
         likeliest = torch.full((threads, wanted.shape[0]), -1)
         qkv = torch.empty(height, width)
         scores = torch.empty(threads, score_size)
-        self.run(
+        self.call(
             ctypes.byref(self.model),
             ctypes.byref(
                 Pass(
-                    *(rows, len(batch.segments), wanted.shape[0], storage.slots, threads),
-                    *(x.data_ptr(), cosine.data_ptr(), sine.data_ptr(), storage.whole.data_ptr()),
-                    *(batch.slots.data_ptr(), seen.first_row.data_ptr(), seen.first_key.data_ptr()),
+                    *(rows, len(seen.first_row) - 1, wanted.shape[0], storage.slots, threads),
+                    *(x.data_ptr(), _address(beside), cosine.data_ptr(), sine.data_ptr(), storage.whole.data_ptr()),
+                    *(reading.slots.data_ptr(), seen.first_row.data_ptr(), seen.first_key.data_ptr()),
                     *(seen.keys.data_ptr(), seen.prefix.data_ptr(), seen.tail_start.data_ptr(), seen.tail.data_ptr()),
                     *(wanted.data_ptr(), ctypes.addressof(active), ctypes.addressof(places)),
                     *(logits.data_ptr(), peaks.data_ptr(), highest.data_ptr(), likeliest.data_ptr()),
@@ -208,10 +238,20 @@ class AmxPass:
         return cosine, torch.stack([angle.sin() * scale for angle, scale in turned])
 
 
+@dataclass(frozen=True)
 class Seen:
     """Which keys each row sees: all of its segment's up to some place, and then a path."""
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    first_row: Tensor  # [segments + 1]
+    first_key: Tensor  # [segments + 1] in `keys`
+    keys: Tensor  # slots of a segment's keys, its own rows last
+    prefix: Tensor  # [rows] int32: so many keys of the segment are seen, from the first on,
+    tail_start: Tensor  # [rows + 1] int32: and then these,
+    tail: Tensor  # int32: places among the segment's keys
+    most: int  # keys of a segment
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> Seen:
         keys: list[Tensor] = []
         prefix: list[Tensor] = []
         counts: list[Tensor] = []
@@ -225,13 +265,25 @@ class Seen:
             prefix.append(common)
             counts.append(length)
             tails.append(tail)
-        self.most = max(end - start for start, end in pairwise(ends))
-        self.keys = torch.cat(keys)
-        self.first_row = torch.tensor(rows)
-        self.first_key = torch.tensor(ends)
-        self.prefix = torch.cat(prefix).int()
-        self.tail_start = torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0)).int()
-        self.tail = torch.cat(tails).int()
+        return cls(
+            torch.tensor(rows),
+            torch.tensor(ends),
+            torch.cat(keys),
+            torch.cat(prefix).int(),
+            torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0)).int(),
+            torch.cat(tails).int(),
+            max(end - start for start, end in pairwise(ends)),
+        )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The rows of a pass: where they stand, where they go, whose logits are wanted, and what they see."""
+
+    positions: Tensor  # [R]
+    slots: Tensor  # [R]
+    wanted: Tensor  # [W]
+    seen: Seen
 
 
 def _path(segment: Segment) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,6 +318,8 @@ def _first(highest: Tensor, likeliest: Tensor) -> Tensor:
 def _weights(config: ModelConfig) -> int:
     heads, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     layer = (2 * heads + 2 * kv + 3 * config.intermediate_size) * config.hidden_size
+    if config.reads_beside:
+        layer += (heads + 2 * kv) * config.hidden_size
     return len(config.layers) * layer + config.vocab_size * config.hidden_size
 
 

@@ -7,7 +7,8 @@ typedef uint16_t bf16;
 
 typedef struct {
     const bf16 *qkv, *out, *gate_up, *down;
-    const float *input_norm, *inner_norm, *q_norm, *k_norm; /* of queries and keys: may be NULL */
+    const float *input_norm, *inner_norm, *q_norm, *k_norm; /* all but the inner one may be NULL */
+    const float *beside_norm;                               /* where attention reads `beside` too, else NULL */
     const float *qkv_bias, *out_bias;                       /* may be NULL */
     int64_t rope;                                           /* which table, -1 for none */
 } Layer;
@@ -15,7 +16,7 @@ typedef struct {
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary;
     const Layer *layer;
-    const float *norm;
+    const float *norm; /* may be NULL */
     const bf16 *head;
     double eps, scale;
 } Model;
@@ -23,6 +24,7 @@ typedef struct {
 typedef struct {
     int64_t rows, segments, wanted, slots, threads;
     bf16 *x;                         /* [rows, hidden] embeddings; hidden states at the end */
+    const bf16 *beside;              /* [rows, hidden] what attention reads beside them, or NULL */
     const float *cosine, *sine;      /* [tables][rows][head_dim / 2] */
     bf16 *cache;                     /* [layers][slots][2][kv_heads][head_dim] */
     const int64_t *row_slots;        /* [rows] where keys and values go */

@@ -103,8 +103,10 @@ def tail_of(brought: TextRows | Segment) -> int:
 class Buffers:
     """On the device, one behind the other in one tensor: one copy brings a batch."""
 
-    def __init__(self, bucket: Bucket, device: torch.device) -> None:
+    def __init__(self, bucket: Bucket, device: torch.device, features: Tensor | None = None) -> None:
+        """`features` [H] is like what a row brings besides its token, to a model that takes it."""
         self.bucket = bucket
+        self.features = None if features is None else features.new_zeros(bucket.rows, features.shape[0])
         self.flat, views = _cut(bucket, device)
         self.stage = Stage(bucket, device)
         self.tokens, self.positions, self.slots = views["tokens"], views["positions"], views["slots"]
@@ -214,6 +216,9 @@ def fill(buffers: Buffers, batch: Batch) -> None:
     buffers.stage.send(buffers.flat)
     if drafted is not None:
         _fill_drafted(buffers, drafted)
+    if buffers.features is not None:
+        assert batch.features is not None
+        buffers.features[: batch.rows].copy_(batch.features)
 
 
 def fill_ends(buffers: Buffers, ends: TextEnds) -> None:

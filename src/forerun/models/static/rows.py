@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from forerun.kernels.attention import tree_attention
+from forerun.kernels.attention import PackedRows, tree_attention
 from forerun.kernels.product import gated_product, skinny_product
 from forerun.kernels.product import supports as supports_few
 from forerun.kernels.rows import rms_norm, silu_mul, write_and_rotate
@@ -16,7 +16,7 @@ from forerun.models.config import ModelConfig, Rope
 from forerun.models.norm import RMSNorm
 from forerun.models.product import Product
 from forerun.models.rope import angles
-from forerun.models.static.buffers import Buffers
+from forerun.models.static.buffers import Bucket
 from forerun.models.storage import Storage
 
 if TYPE_CHECKING:
@@ -37,6 +37,25 @@ class Result:
     features: dict[int, Tensor] = field(default_factory=dict)
 
 
+class PassRows(Protocol):
+    """What a pass reads. All of it keeps its place, or is made anew on the device by the same launches."""
+
+    @property
+    def bucket(self) -> Bucket: ...
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def slots(self) -> Tensor: ...
+    @property
+    def wanted(self) -> Tensor: ...
+    @property
+    def features(self) -> Tensor | None: ...
+    @property
+    def packed(self) -> PackedRows: ...
+
+
 class Rows:
     """A model, with what its passes share."""
 
@@ -50,13 +69,11 @@ class Rows:
             cos, sin = angles(rope, self.config.head_dim, positions, model.dtype)
             self.turns[rope] = cos[:, 0, :half].contiguous(), sin[:, 0, half:].contiguous()
 
-    def run(self, buffers: Buffers, storage: Storage) -> Result:
+    def run(self, buffers: PassRows, storage: Storage) -> Result:
         """x is the residual stream, h the normed rows that the next product takes. A norm adds what the product before
         it made to x, on its way."""
         bucket, model = buffers.bucket, self.model.model
-        x = model.embed_tokens(buffers.tokens)
-        if self.config.embedding_scale != 1:
-            x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
+        x, beside = self.model.enter(buffers.tokens, buffers.features)
         features: dict[int, Tensor] = {}
         running = [i for i in range(len(model.layers)) if bucket.only is None or i in bucket.only]
         made: Tensor | None = None  # by the layer before, not yet added to x
@@ -66,7 +83,10 @@ class Rows:
                 features[index] = x.clone() if made is None else x + made
             if index in running:
                 layer: DecoderLayer = model.layers[index]  # type: ignore[assignment]
-                h = self._norm(x, layer.input_layernorm, made)
+                h = self._norm(x, layer.hidden_norm if layer.beside else layer.input_layernorm, made)
+                if layer.beside:
+                    assert beside is not None
+                    h = torch.cat([self._norm(beside, layer.input_layernorm), h], 1)
                 made = self._layer(layer, x, h, buffers, storage, index, mixed)
         h = self._norm(x, model.norm, made)
         logits = _scores(self.model.head, h.index_select(0, buffers.wanted))
@@ -74,7 +94,7 @@ class Rows:
         return Result(logits, likeliest.masked_fill_(~best.isfinite(), -1), features)
 
     def _layer(
-        self, layer: DecoderLayer, x: Tensor, h: Tensor, buffers: Buffers, storage: Storage, index: int, mixed: Tensor
+        self, layer: DecoderLayer, x: Tensor, h: Tensor, buffers: PassRows, storage: Storage, index: int, mixed: Tensor
     ) -> Tensor:
         """What the layer adds to x at its end; what its attention adds is added here."""
         attention, config = layer.self_attn, self.config
@@ -111,7 +131,9 @@ class Rows:
         made = _multiplied(mlp.down, _gated(mlp.gate_up, h, config.activation))
         return self._norm(made, layer.post_feedforward_layernorm) if layer.sandwich else made
 
-    def _norm(self, x: Tensor, norm: RMSNorm, plus: Tensor | None = None) -> Tensor:
+    def _norm(self, x: Tensor, norm: nn.Module, plus: Tensor | None = None) -> Tensor:
+        if not isinstance(norm, RMSNorm):  # a head that has none here
+            return x if plus is None else x.add_(plus)
         return rms_norm(x, norm.weight, norm.eps, residual=plus, offset=norm.offset)
 
 

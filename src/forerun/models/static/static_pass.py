@@ -1,15 +1,8 @@
-"""Passes of a model on an accelerator: each bucket is captured as a CUDA graph when it is first met, and replayed.
-
-Capturing takes a moment, and the very first time the kernels are built, which takes seconds; both are told to
-`listeners`. A kernel that cannot be built leaves the model to its plain pass; a graph that cannot be captured leaves
-the same launches to the host.
-"""
+"""Passes of a model on an accelerator: each bucket is captured when it is first met, and replayed. A kernel that cannot
+be built leaves the model to its plain pass."""
 
 from __future__ import annotations
 
-import logging
-import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +13,7 @@ from torch import Tensor
 from forerun.kernels.attention import tree_attention
 from forerun.models.batch import Batch, TextEnds
 from forerun.models.static.buffers import BLOCK, MOST_AHEAD, Bucket, Buffers, advance, fill, fill_ends
+from forerun.models.static.capture import Graphs, Replayed
 from forerun.models.static.rows import Result, Rows
 from forerun.models.storage import Storage
 from forerun.models.target import Output
@@ -27,20 +21,15 @@ from forerun.models.target import Output
 if TYPE_CHECKING:
     from forerun.models.transformer import Transformer
 
-log = logging.getLogger(__name__)
-
 Choose = Callable[[Tensor, int], Tensor]
 """Tokens [S] from logits [S, V], at a number of steps from the start."""
-
-listeners: list[Callable[[str], None]] = []
-"""Called with a line about anything that makes the user wait."""
 
 
 class StaticPass:
     def __init__(self, model: Transformer) -> None:
         self.rows = Rows(model)
         self.device = model.device
-        self.graphs = self.device.type == "cuda"
+        self.graphs = Graphs(self.device)
         self.captured: dict[int, Captures] = {}  # by the identity of the cache, as long as there is one
 
     @property
@@ -60,7 +49,7 @@ class StaticPass:
         """What it returns holds until the next pass of the model."""
         captured = self._captured(Bucket.of(batch, layers, only), storage)
         fill(captured.buffers, batch)
-        result = captured.run(storage)
+        result = captured.run()
         wanted = sum(each.logits for each in batch.brought)
         features = {layer: states[: batch.rows] for layer, states in result.features.items()}
         return Output(result.logits[:wanted], features, result.likeliest[:wanted])
@@ -78,7 +67,7 @@ class StaticPass:
         fill_ends(buffers, ends)
         buffers.step.zero_()
         for step in range(count):
-            result = captured.run(storage)
+            result = captured.run()
             if choose is not None:
                 tokens = result.likeliest.clone()
                 chosen = choose(result.logits[:texts], step)
@@ -99,61 +88,27 @@ class StaticPass:
 class Captures:
     """What was captured for one cache: graphs name its memory, and go when it goes."""
 
-    def __init__(self, graphs: bool) -> None:
-        self.pool = torch.cuda.graph_pool_handle() if graphs else None
+    def __init__(self, graphs: Graphs) -> None:
+        self.pool = graphs.pool()
         self.buckets: dict[Bucket, Captured] = {}
 
 
 class Captured:
-    """The buffers of a bucket and, on an accelerator, the graph that reads them."""
+    """The buffers of a bucket, and the pass that reads them."""
 
     def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage, pool: Any) -> None:
-        self.owner, self.pool = owner, pool
-        self.buffers = Buffers(bucket, owner.device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.result: Result | None = None
-        if owner.graphs:
-            self._capture(bucket, storage)
+        rows = owner.rows
+        self.buffers = buffers = Buffers(bucket, owner.device, rows.model.feature_like)
+        buffers.slots.fill_(-1)  # until a batch comes nothing is written
+        kept = weakref.ref(storage)  # a graph must not keep the cache that it goes with
 
-    def run(self, storage: Storage) -> Result:
-        if self.graph is None or self.result is None:
-            return self._launch(storage)
-        self.graph.replay()
-        return self.result
+        def launch() -> Result:
+            storage = kept()
+            assert storage is not None
+            result = rows.run(buffers, storage)
+            if bucket.feeds == "likeliest":
+                advance(buffers, result.likeliest)
+            return result
 
-    def _launch(self, storage: Storage) -> Result:
-        result = self.owner.rows.run(self.buffers, storage)
-        if self.buffers.bucket.feeds == "likeliest":
-            advance(self.buffers, result.likeliest)
-        return result
-
-    def _capture(self, bucket: Bucket, storage: Storage) -> None:
-        owner = self.owner
-        started = time.perf_counter()
-        for listener in listeners:
-            listener(f"preparing passes of up to {bucket.rows} rows of {bucket.sequences} texts")
-        # Once for real, on a stream of its own: this builds the kernels. The buffers are empty, so nothing is written.
-        side = torch.cuda.Stream(owner.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(owner.device))
-        self.buffers.slots.fill_(-1)
-        with torch.cuda.stream(side):
-            self._launch(storage)
-        torch.cuda.current_stream(owner.device).wait_stream(side)
-        torch.cuda.synchronize(owner.device)
-        if tree_attention.broken is not None:
-            return
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                result = self._launch(storage)
-        except RuntimeError as error:
-            owner.graphs = False
-            warnings.warn(
-                f"this pass cannot be captured as a CUDA graph, so every launch comes from the host, which is slower: "
-                f"{str(error).splitlines()[0]}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return
-        self.graph, self.result = graph, result
-        log.info("captured %s in %.2f s", bucket, time.perf_counter() - started)
+        what = f"passes of up to {bucket.rows} rows of {bucket.sequences} texts"
+        self.run = Replayed(launch, owner.graphs, pool, what)

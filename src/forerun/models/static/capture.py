@@ -1,0 +1,83 @@
+"""Work that is the same every time: captured as a CUDA graph when it is first met, and replayed.
+
+Capturing takes a moment, and the very first time the kernels are built, which takes seconds; both are told to
+`listeners`. A graph that cannot be captured leaves the same launches to the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from forerun.kernels.attention import tree_attention
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+listeners: list[Callable[[str], None]] = []
+"""Called with a line about anything that makes the user wait."""
+
+
+class Graphs:
+    """Whether a device captures, and the memory that its graphs share."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.on = device.type == "cuda"
+
+    def pool(self) -> Any:
+        return torch.cuda.graph_pool_handle() if self.on else None
+
+
+class Replayed(Generic[T]):
+    """Calls `launch`, or what was captured of it. What it returns is overwritten by the next call."""
+
+    def __init__(self, launch: Callable[[], T], graphs: Graphs, pool: Any, what: str) -> None:
+        """`launch` is run once before it is captured: give it buffers with which nothing is written."""
+        self.launch = launch
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.result: T | None = None
+        if graphs.on:
+            self._capture(graphs, pool, what)
+
+    def __call__(self) -> T:
+        if self.graph is None or self.result is None:
+            return self.launch()
+        self.graph.replay()
+        return self.result
+
+    def _capture(self, graphs: Graphs, pool: Any, what: str) -> None:
+        device = graphs.device
+        started = time.perf_counter()
+        for listener in listeners:
+            listener(f"preparing {what}")
+        # Once for real, on a stream of its own: this builds the kernels.
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            self.launch()
+        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.synchronize(device)
+        if tree_attention.broken is not None:
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                result = self.launch()
+        except RuntimeError as error:
+            graphs.on = False
+            warnings.warn(
+                f"this pass cannot be captured as a CUDA graph, so every launch comes from the host, which is slower: "
+                f"{str(error).splitlines()[0]}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return
+        self.graph, self.result = graph, result
+        log.info("captured %s in %.2f s", what, time.perf_counter() - started)
