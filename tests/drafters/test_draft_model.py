@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -15,9 +16,10 @@ from forerun.core.drawing import Drawing
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
-from forerun.drafters import run_ahead
-from forerun.drafters.draft_model import DraftModel, Options, _distinct, make
+from forerun.drafters import layer_skip, run_ahead
+from forerun.drafters.draft_model import DraftModel, Options, make
 from forerun.drafters.drafter import Budget
+from forerun.drafters.growing import _distinct
 from forerun.drafters.run_ahead import RunAhead
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.batch import Batch
@@ -28,12 +30,24 @@ from tests.drafters.contract import REQUESTS
 from tests.drafters.models import VOCABULARY, accept_some, paths_of, sequence, setup, tiny, twin
 from tests.drafters.slow import SlowDrafter
 
-TREES = ("4", "sampled:3,2,1", "fixed:3,2,1", "1,2,2", "dynamic:3,3,8", "dynamic:1,3,3")
+TREES = (
+    "4",
+    "sampled:3,2,1",
+    "fixed:3,2,1",
+    "1,2,2",
+    "dynamic:3,3,8",
+    "dynamic:1,3,3",
+    "dynamic:2,5,9",
+    "static:14",
+    "sequoia:14,4",
+)
+ACCURACIES = [[0.5, 0.3, 0.1], [0.6, 0.2, 0.1], [0.5, 0.2], [0.4]]
+"""By depth and rank: shapes whose nodes have different numbers of children."""
 AMPLE = Budget(256, 64)
 
 
 def drafter_of(tree: str, model: Transformer | None = None, slots: int = 2048) -> DraftModel:
-    return DraftModel(RunAhead(model or tiny(1), slots), TreeSpec.parse(tree), VOCABULARY)
+    return DraftModel(RunAhead(model or tiny(1), slots), TreeSpec.parse(tree), VOCABULARY, ACCURACIES)
 
 
 def compare(drafter: DraftModel, tree: DraftTree, texts: list[Sequence], budgets: list[Budget]) -> None:
@@ -306,6 +320,22 @@ def test_make_loads_the_model_and_refuses_what_cannot_be() -> None:
     with pytest.raises(ValueError, match=r"small cannot read the tree 2,2: ask for a chain"):
         make(Options(model="small", tree="2,2"), setup(draft=only_chains))
     make(Options(model="small", tree="fixed:1,1"), setup(draft=only_chains))
+
+
+@pytest.mark.parametrize("tree", ["static:26", "sequoia:26,6"])
+def test_a_shape_that_nothing_was_measured_for_is_refused(tree: str) -> None:
+    """Before a model is loaded; and where layers of the target draft."""
+
+    def load(name: str) -> Transformer:
+        raise AssertionError("too early")
+
+    with pytest.raises(ValueError, match=f'tree {tree} comes from a measurement.*name a shape, as in "fixed:3,2,1"'):
+        make(Options(model="small", tree=tree), replace(setup(), load=load))
+    with pytest.raises(ValueError, match="comes from a measurement"):
+        layer_skip.make(layer_skip.Options(layers="0", tree=tree), setup())
+    drafter = DraftModel(RunAhead(tiny(1), 64), TreeSpec.parse(tree), VOCABULARY, ACCURACIES)
+    assert drafter.branches
+    assert max(len(children) for children in drafter.spec.shape.children) == drafter.spec.width
 
 
 def test_a_draft_with_an_encoder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.engine.tiny import drain, tiny_model
 
 TREES = ("3", "2,2,1", "fixed:2,2", "dynamic:3,3,8")
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((name, needed(name)) for name in names() if name != "draft_model"),
+    *((name, needed(name, hidden=32)) for name in names() if name != "draft_model"),
     ("ngram", {"candidates": 3, "min_match": 1}),
     *(("draft_model", {"model": "other", "tree": tree}) for tree in TREES),
     *(("multi_draft", {"models": models, "samples": 3}) for models in ("tiny", "same,other")),

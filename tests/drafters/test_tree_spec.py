@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from forerun.core.drawing import Drawing
 from forerun.drafters.drafter import Budget
-from forerun.drafters.tree_spec import TreeSpec
-from forerun.trees.static import cartesian
+from forerun.drafters.tree_spec import TreeSpec, _over_depths
+from forerun.trees.optimal import best_shape
+from forerun.trees.static import cartesian, greedy
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,9 @@ from forerun.trees.static import cartesian
         ("dynamic:8,5,40", "dynamic:8,5,40", Drawing.FIXED, 40, 5, True),
         ("dynamic:2,2,50", "dynamic:2,2,50", Drawing.FIXED, 6, 2, True),  # more than 2 + 4 never grow
         ("dynamic:1,4,4", "dynamic:1,4,4", Drawing.FIXED, 4, 4, False),
+        ("static:26", "static:26", Drawing.FIXED, 26, 26, True),
+        ("static:100", "static:100", Drawing.FIXED, 100, 64, True),
+        ("sequoia:26,6", "sequoia:26,6", Drawing.WITHOUT_REPLACEMENT, 26, 6, True),
     ],
 )
 def test_notation(text: str, canonical: str, drawing: Drawing, size: int, depth: int, branches: bool) -> None:
@@ -29,7 +33,7 @@ def test_notation(text: str, canonical: str, drawing: Drawing, size: int, depth:
     assert str(spec) == canonical
     assert TreeSpec.parse(canonical) == spec
     assert (spec.drawing, spec.size, spec.depth, spec.branches) == (drawing, size, depth, branches)
-    if not spec.dynamic:
+    if not spec.dynamic and not spec.needs_measurement:
         assert (spec.shape.size - 1, spec.shape.depth, spec.shape.width) == (size, depth, spec.width)
 
 
@@ -46,6 +50,12 @@ def test_notation(text: str, canonical: str, drawing: Drawing, size: int, depth:
         (":3", "no tree of kind '': write"),
         ("chain:3,2", "has 2 numbers: write"),
         ("dynamic:3,2", "has 2 numbers: write"),
+        ("static:3,2", "has 2 numbers: write"),
+        ("sequoia:3", "has 1 numbers: write.*sequoia:26,6"),
+        ("static:257", "too large: at most 256"),
+        ("sequoia:257,6", "too large: at most 256"),
+        ("sequoia:26,65", "is 65 deep: at most 64"),
+        ("sequoia:26,0", "a number below 1"),
         ("0", "a number below 1: for no drafts at all use the drafter none"),
         ("65", "is 65 deep: at most 64"),
         ("fixed:20,20", "too large: at most 256"),
@@ -58,6 +68,52 @@ def test_notation(text: str, canonical: str, drawing: Drawing, size: int, depth:
 def test_refusals_name_the_fix(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         TreeSpec.parse(text)
+
+
+ACCURACIES = [[0.5, 0.2, 0.1], [0.4, 0.1], [0.3, 0.1, 0.05, 0.01]]
+
+
+def test_a_static_tree_holds_what_was_most_often_right() -> None:
+    spec = TreeSpec.parse("static:7")
+    assert spec.needs_measurement
+    with pytest.raises(AssertionError, match="ask `measured` first"):
+        _ = spec.shape
+    measured = spec.measured(ACCURACIES)
+    assert not measured.needs_measurement
+    assert measured.shape == greedy(ACCURACIES, 8)
+    # In the order they are added: 0.5, 0.2 and 0.2, 0.1, 0.08, 0.06, 0.05.
+    assert measured.shape.rank_paths == ((), (0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
+    assert (measured.size, measured.depth, measured.width, measured.branches) == (7, 3, 3, True)
+    assert str(measured) == "static:7"
+    assert measured.measured(ACCURACIES) == measured
+    assert TreeSpec.parse("static:9").measured([[0.5], [0.5]]).size == 2  # there are no more
+    assert not TreeSpec.parse("static:9").measured([[0.5], [0.5]]).branches
+
+
+def test_a_sequoia_tree_goes_by_acceptance_over_all_visits() -> None:
+    """Of 1000 roots 800 have an accepted child, and 400 of those one: by rank 500 + 320 + 120 of 2200 visits, ..."""
+    ranks = _over_depths(ACCURACIES)
+    assert ranks == pytest.approx([(500 + 320 + 120) / 2200, (200 + 80 + 40) / 2200, (100 + 20) / 2200, 4 / 2200])
+    measured = TreeSpec.parse("sequoia:9,3").measured(ACCURACIES)
+    assert measured.shape == best_shape(ranks, 10, 3)[0]
+    assert measured.shape != best_shape(ACCURACIES[0], 10, 3)[0], "or the choice would not show"
+    assert measured.drawing is Drawing.WITHOUT_REPLACEMENT
+    # Depths that the tree does not have do not count.
+    assert TreeSpec.parse("sequoia:9,1").measured(ACCURACIES).shape == best_shape(ACCURACIES[0], 10, 1)[0]
+
+
+@pytest.mark.parametrize("tree", ["static:5", "sequoia:5,3"])
+@pytest.mark.parametrize("accuracies", [[], [[]], [[0.0, 0.0], [0.5]]])
+def test_nothing_is_made_of_a_measurement_without_success(tree: str, accuracies: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match=r'measure again, or name a shape, as in "fixed:3,2,1"'):
+        TreeSpec.parse(tree).measured(accuracies)
+
+
+@pytest.mark.parametrize("tree", ["5", "3,2", "fixed:3,2", "dynamic:2,2,5"])
+def test_other_trees_need_no_measurement(tree: str) -> None:
+    spec = TreeSpec.parse(tree)
+    assert not spec.needs_measurement
+    assert spec.measured([[1.0]]) is spec
 
 
 @given(

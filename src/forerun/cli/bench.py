@@ -100,7 +100,7 @@ def _options(names: list[str], given: list[str]) -> dict[str, dict[str, str]]:
     options: dict[str, dict[str, str]] = {name: {} for name in names}
     for text in given:
         key, equals, value = text.partition("=")
-        drafter, dot, option = key.partition(".")
+        drafter, dot, option = key.rpartition(".")
         if not (equals and dot and option):
             raise ValueError(f"--drafter-option is {text!r}: write it as DRAFTER.KEY=VALUE")
         if drafter not in options:

@@ -37,7 +37,11 @@ class ModelOptions:
     ] = "smollm2-135m"
     drafter: Annotated[
         str | None,
-        typer.Option(help="Who runs ahead: none, ngram, draft_model, …", show_default="none", rich_help_panel=WHICH),
+        typer.Option(
+            help="Who runs ahead: none, ngram, eagle3, …, or a trained drafter's folder.",
+            show_default="none",
+            rich_help_panel=WHICH,
+        ),
     ] = None
     draft_model: Annotated[
         str | None,
@@ -81,9 +85,9 @@ class ModelOptions:
         """The model, loaded with a bar or a spinner on stderr."""
         with loading(f"Loading {self.model}") as told:
             from forerun.engine.llm import LLM  # torch
-            from forerun.models.static import static_pass
+            from forerun.models.static import capture
 
-            static_pass.listeners[:] = [FirstOnly()]
+            capture.listeners[:] = [FirstOnly()]
             return LLM(
                 self.model,
                 self.drafter_name,
@@ -103,9 +107,9 @@ class ModelOptions:
         """Each value in the type of the option's default; what the drafter does not know is left for it to refuse."""
         from importlib import import_module
 
-        from forerun.drafters.find import names
+        from forerun.drafters.find import names, resolve
 
-        drafter = self.drafter_name
+        drafter, _ = resolve(self.drafter_name)
         options: dict[str, Any] = {} if self.draft_model is None else {"model": self.draft_model}
         known = fields(import_module(f"forerun.drafters.{drafter}").Options) if drafter in names() else ()
         types = {field.name: type(field.default) for field in known if field.default is not MISSING}

@@ -56,6 +56,8 @@ class Options:
         for name in (self.first, self.second):
             if name == "combine":
                 raise ValueError("combine cannot combine itself: name two other drafters with first=NAME second=NAME")
+            if name == "parallel":
+                raise ValueError("combine keeps drafts only, and parallel learns from rows beside them: use it alone")
         if self.mode not in {"confident", "merge"}:
             raise ValueError(f'the combine option mode is {self.mode!r}: write "confident" or "merge"')
         tokens: object = self.tokens

@@ -6,23 +6,31 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import forerun.drafters
 from forerun.drafters.drafter import Drafter
+from forerun.models.heads.files import method_of
 from forerun.models.target import TargetModel
 
 HELPERS = frozenset(
     {
         "datastore",
+        "device_growth",
         "draft_length",
         "drafter",
         "find",
+        "growing",
+        "head_ahead",
+        "host_growth",
         "layer_choice",
         "layer_search",
         "run_ahead",
+        "side_run",
         "suffix_tree",
         "tree_levels",
+        "trained",
         "tree_spec",
     }
 )
@@ -42,6 +50,8 @@ class Setup:
     fingerprint: Callable[[], str] | None = None
     """That of the target's tokenizer, where it is known: for files of tokens that were made earlier. Computed when
     asked for, since it takes the whole vocabulary."""
+    folder: Path | None = None
+    """Where the target's files are, which may have a drafter in them."""
 
     @property
     def nodes(self) -> int:
@@ -58,9 +68,20 @@ def names() -> list[str]:
     return sorted(module.name for module in modules if module.name not in HELPERS)
 
 
+def resolve(name: str, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    """The folder of a trained drafter stands for the drafter it was made for, with that folder as its option."""
+    options = dict(options or {})
+    folder = Path(name).expanduser()
+    if name in names() or not folder.is_dir():
+        return name, options
+    method = method_of(folder)
+    return ("draft_model", {"model": name} | options) if method == "draft" else (method, {"path": name} | options)
+
+
 def read_options(name: str, options: Mapping[str, Any] | None = None) -> Any:
     """The options of the drafter of that name; an option it does not have is refused. Needs no model, so that a typing
     mistake is told before one is loaded."""
+    name, options = resolve(name, options)
     if name not in names():
         raise ValueError(f"there is no drafter {name!r}: use one of {', '.join(names())}")
     module = import_module(f"forerun.drafters.{name}")
@@ -74,7 +95,8 @@ def read_options(name: str, options: Mapping[str, Any] | None = None) -> Any:
 
 
 def make_drafter(name: str, setup: Setup, options: Mapping[str, Any] | None = None) -> Drafter:
-    """The drafter of that name."""
+    """The drafter of that name, or of a folder that `forerun train` made."""
+    name, options = resolve(name, options)
     read = read_options(name, options)
     drafter: Drafter = import_module(f"forerun.drafters.{name}").make(read, setup)
     return drafter

@@ -47,6 +47,46 @@ class Rows:
         return cls(counts, index[0], index[1], output.logits, output.likeliest)
 
 
+class LevelRun(Protocol):
+    """What is asked about one step's trees: first `roots`, then `level` for each depth whose nodes get children."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocabulary(self) -> int:
+        """Columns of its logits."""
+        ...
+
+    @property
+    def ids(self) -> Tensor | None:
+        """[columns] int64, the target's id of each column, ascending; None where columns are ids."""
+        ...
+
+    @property
+    def takes_part(self) -> list[bool]:
+        """By sequence. Who does not gets no drafts."""
+        ...
+
+    def roots(self) -> Rows:
+        """A row for the root of each sequence that takes part. `likeliest`, where it is given, names columns."""
+        ...
+
+    def level(self, tokens: Tensor, parents: Tensor, counts: list[int]) -> Rows:
+        """A row for each of the first `counts[b]` nodes of sequence b. Tokens and parents [B, F]: ids of the target,
+        and numbers of earlier nodes of this run, which counts the columns of all its levels; -1 is the root."""
+        ...
+
+    @property
+    def writes_ahead(self) -> bool:
+        """Whether `chain` can be asked, here and now; then `roots` gives `likeliest`."""
+        ...
+
+    def chain(self, tokens: Tensor, count: int) -> Tensor:
+        """[B, count] the likeliest tokens that follow tokens [B, 1], of all sequences; both are ids of the target."""
+        ...
+
+
 class Ahead(Protocol):
     """Where the runs of a drafter come from."""
 
@@ -164,6 +204,8 @@ class RunAhead:
 class Run:
     """Rows of one step. First `roots`, then `level` as often as the tree is deep, less one: leaves need no pass."""
 
+    ids: Tensor | None = None
+
     def __init__(self, model: TargetModel, cache: KVCache, sequences: Many[Sequence], room: Many[int | None]) -> None:
         self._model = model
         self._cache = cache
@@ -185,6 +227,10 @@ class Run:
         self._read = [0] * len(sequences)
         self._home: Homeward | None = None
         self.sound = False  # until the roots are read, and again after a pass that broke off
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
     @property
     def vocabulary(self) -> int:

@@ -1,4 +1,4 @@
-"""The levels of a tree shape that is known beforehand, as a draft model fills them."""
+"""The levels of a tree shape that is known beforehand, as a drafter fills them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,35 @@ from forerun.core.shape import TreeShape
 class LevelPlan:
     """The nodes of one depth that have children, in a shape that is known beforehand."""
 
-    nodes: range
+    nodes: tuple[int, ...]
     children: range
-    """In the order of their parents. All nodes have `width` of them but the last, where a cut may have left fewer."""
+    """In the order of their parents: a node with c of them has its first c candidates."""
     width: int
-    parent_columns: list[int]  # for each node the place of its parent in the `nodes` above
-    parent_places: list[int]  # the same among all nodes with children but the root, whose place is -1
+    """So many candidates are looked for at every node: the most children that one of them has."""
+    picks: tuple[int, ...] | None
+    """For each child its place among the candidates of all nodes, `width` of each; None where it is the first places in
+    their order, as in a product of widths."""
+    parent_columns: tuple[int, ...]  # for each node the place of its parent in the `nodes` above
+    parent_places: tuple[int, ...]  # the same among all nodes with children but the root, whose place is -1
 
 
 @cache
 def levels_of(shape: TreeShape) -> tuple[LevelPlan, ...]:
-    """Of a chain, or of a product of widths that was cut."""
+    """Of a shape whose nodes come breadth first, or of its beginning."""
     plans: list[LevelPlan] = []
     start = -1  # the place of the first node of the level above
     for depth in range(shape.depth):
-        level = [node for node, at in enumerate(shape.depths) if at == depth and shape.children[node]]
-        nodes = range(level[0], level[-1] + 1)
-        children = range(shape.children[nodes[0]][0], shape.children[nodes[-1]][-1] + 1)
-        columns = [plans[-1].nodes.index(shape.parents[node]) for node in nodes] if plans else []
-        places = [start + column for column in columns]
+        nodes = tuple(node for node, at in enumerate(shape.depths) if at == depth and shape.children[node])
+        listed = [child for node in nodes for child in shape.children[node]]
+        children = range(listed[0], listed[0] + len(listed))
+        assert listed == list(children), "a shape that is filled level by level comes breadth first"
+        counts = [len(shape.children[node]) for node in nodes]
+        width = max(counts)
+        picks = tuple(width * column + rank for column, count in enumerate(counts) for rank in range(count))
+        upper = {node: column for column, node in enumerate(plans[-1].nodes)} if plans else {}
+        columns = tuple(upper[shape.parents[node]] for node in nodes) if plans else ()
+        places = tuple(start + column for column in columns)
         start += len(plans[-1].nodes) if plans else 0
-        plans.append(LevelPlan(nodes, children, len(shape.children[nodes[0]]), columns, places))
+        even = picks == tuple(range(len(children)))
+        plans.append(LevelPlan(nodes, children, width, None if even else picks, columns, places))
     return tuple(plans)

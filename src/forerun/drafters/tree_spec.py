@@ -6,20 +6,28 @@
 fixed:3,2,1            the same shape with the most likely tokens
 dynamic:8,5,40         EAGLE-2: five levels, the 8 most promising nodes of each get 8 children, and the best 40
                        nodes of all are kept
+static:26              Medusa, EAGLE-1: the 26 nodes that were most often right when the drafter was measured, with
+                       the most likely tokens
+sequoia:26,6           Sequoia: the tree of 26 nodes and 6 levels that promises most, by the same measurement; drawn
+                       without replacement
+
+The shape of the last two is known once there is a measurement: see `TreeSpec.measured`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from forerun.core.drawing import Drawing
 from forerun.core.shape import TreeShape
 from forerun.drafters.drafter import Budget
-from forerun.trees.static import cartesian
+from forerun.trees.optimal import best_shape
+from forerun.trees.static import cartesian, greedy
 
-Kind = Literal["chain", "sampled", "fixed", "dynamic"]
+Kind = Literal["chain", "sampled", "fixed", "dynamic", "static", "sequoia"]
 
 MAX_NODES = 256
 MAX_DEPTH = 64
@@ -30,8 +38,15 @@ _DRAWINGS = {
     "sampled": Drawing.WITHOUT_REPLACEMENT,
     "fixed": Drawing.FIXED,
     "dynamic": Drawing.FIXED,
+    "static": Drawing.FIXED,
+    "sequoia": Drawing.WITHOUT_REPLACEMENT,
 }
-_EXAMPLES = 'write a chain as "5", a tree as "3,2,1" or "fixed:3,2,1", a dynamic one as "dynamic:8,5,40"'
+_COUNTS = {"chain": 1, "dynamic": 3, "static": 1, "sequoia": 2}
+"""How many numbers a kind has, where that is no matter of its depth."""
+_EXAMPLES = (
+    'write a chain as "5", a tree as "3,2,1" or "fixed:3,2,1", a dynamic one as "dynamic:8,5,40", a measured one as '
+    '"static:26" or "sequoia:26,6"'
+)
 
 
 @dataclass(frozen=True)
@@ -40,12 +55,16 @@ class TreeSpec:
 
     kind: Kind
     numbers: tuple[int, ...]
-    """chain: its length; sampled, fixed: children per node, level by level; dynamic: width, depth, size."""
+    """chain: its length; sampled, fixed: children per node, level by level; dynamic: width, depth, size; static: size;
+    sequoia: size, depth."""
+    found: TreeShape | None = None
+    """The shape that a measurement led to, for the kinds that need one."""
 
     def __post_init__(self) -> None:
         if self.kind not in _DRAWINGS:
             raise ValueError(f"there is no tree of kind {self.kind!r}: {_EXAMPLES}")
-        wanted = {"chain": 1, "dynamic": 3}.get(self.kind)
+        assert self.found is None or self._from_measurement
+        wanted = _COUNTS.get(self.kind)
         if not self.numbers or (wanted is not None and len(self.numbers) != wanted):
             raise ValueError(f"the tree {self} has {len(self.numbers)} numbers: {_EXAMPLES}")
         if min(self.numbers) < 1:
@@ -77,6 +96,36 @@ class TreeSpec:
         return f"{self.kind}:{','.join(map(str, self.numbers))}"
 
     @property
+    def needs_measurement(self) -> bool:
+        """Whether its shape is not known before `measured` was asked."""
+        return self._from_measurement and self.found is None
+
+    def measured(self, accuracies: Sequence[Sequence[float]]) -> TreeSpec:
+        """The same tree with its shape, from `accuracies[d][r]`: of all visits to nodes of depth d, the share in which
+        the child of rank r was the accepted one. For kinds that need no measurement, the tree itself.
+
+        A Sequoia tree is chosen for one acceptance by rank, the same at every depth, and so it gets what counting over
+        all visits would have given: the average over the depths, each with the weight with which it is reached. The
+        first depth alone would promise too much below it, where a drafter feeds on its own guesses, and a plain average
+        would listen most to depths that hardly any text gets to.
+        """
+        if not self._from_measurement:
+            return self
+        if self.kind == "static":
+            known = [row[:MAX_WIDTH] for row in accuracies[:MAX_DEPTH]]
+            shape = greedy(known, 1 + self.numbers[0])
+        else:
+            nodes, depth = self.numbers
+            ranks = _over_depths(accuracies[:depth])[:MAX_WIDTH]
+            shape = best_shape(ranks, 1 + nodes, depth)[0] if ranks else TreeShape.chain(0)
+        if shape.size == 1:
+            raise ValueError(
+                f"the tree {self} would be empty, since no draft was accepted when it was measured: measure again, or "
+                'name a shape, as in "fixed:3,2,1"'
+            )
+        return replace(self, found=shape)
+
+    @property
     def drawing(self) -> Drawing:
         """How children are drawn for a request that samples without a seed."""
         return _DRAWINGS[self.kind]
@@ -88,15 +137,20 @@ class TreeSpec:
 
     @property
     def branches(self) -> bool:
-        return self.kind != "chain" and max(self.numbers if not self.dynamic else self.numbers[:1]) > 1
+        return self.width > 1
 
     @property
     def depth(self) -> int:
+        """Levels; before a measurement, the most that there may be."""
+        if self.found is not None:
+            return self.found.depth
         match self.kind:
             case "chain":
                 return self.numbers[0]
-            case "dynamic":
+            case "dynamic" | "sequoia":
                 return self.numbers[1]
+            case "static":
+                return min(self.numbers[0], MAX_DEPTH)
             case _:
                 return len(self.numbers)
 
@@ -107,12 +161,16 @@ class TreeSpec:
 
     @property
     def width(self) -> int:
-        """The most children of one node."""
+        """The most children of one node; before a measurement, the most that there may be."""
+        if self.found is not None:
+            return self.found.width
         match self.kind:
             case "chain":
                 return 1
             case "dynamic":
                 return self.numbers[0]
+            case "static" | "sequoia":
+                return min(self.numbers[0], MAX_WIDTH)
             case _:
                 return max(self.numbers)
 
@@ -120,6 +178,9 @@ class TreeSpec:
     def shape(self) -> TreeShape:
         """Breadth first."""
         assert not self.dynamic, "a dynamic tree gets its shape from its tokens"
+        assert not self.needs_measurement, f"the shape of {self} comes from a measurement: ask `measured` first"
+        if self.found is not None:
+            return self.found
         return TreeShape.chain(self.depth) if self.kind == "chain" else cartesian(self.numbers)
 
     def cut_size(self, budget: Budget) -> int:
@@ -132,8 +193,14 @@ class TreeSpec:
         """The beginning of `shape` that fits a budget. It looks at nothing else, so no law changes."""
         return TreeShape(self.shape.parents[: self.cut_size(budget)])
 
+    @property
+    def _from_measurement(self) -> bool:
+        return self.kind in {"static", "sequoia"}
+
     def _nodes(self) -> int:
-        if self.kind == "chain":
+        if self.found is not None:
+            return self.found.size - 1
+        if self.kind in {"chain", "static", "sequoia"}:
             return self.numbers[0]
         if self.kind == "dynamic":
             width, depth, size = self.numbers
@@ -143,3 +210,15 @@ class TreeSpec:
             level *= width
             nodes += level
         return nodes
+
+
+def _over_depths(accuracies: Sequence[Sequence[float]]) -> list[float]:
+    """By rank, over all visits. A depth is visited as often as a child was accepted at the one above."""
+    total = [0.0] * max(map(len, accuracies), default=0)
+    visits, reached = 0.0, 1.0
+    for row in accuracies:
+        for rank, accuracy in enumerate(row):
+            total[rank] += reached * accuracy
+        visits += reached
+        reached *= min(1.0, sum(row))
+    return [share / visits for share in total]

@@ -1,0 +1,14 @@
+"""Medusa (Cai et al., 2024): a residual block for each place ahead, on the last state."""
+
+from __future__ import annotations
+
+from forerun.drafters.drafter import Drafter
+from forerun.drafters.find import Setup
+from forerun.drafters.trained import HeadOptions as Options
+from forerun.drafters.trained import side_drafter
+
+__all__ = ["Options", "make"]
+
+
+def make(options: Options, setup: Setup) -> Drafter:
+    return side_drafter("medusa", options, setup)

@@ -1,0 +1,1 @@
+"""What is trained to draft for one target: heads that read its hidden states."""

@@ -1,0 +1,135 @@
+"""The folder of a trained drafter: config.json, model.safetensors and forerun.json.
+
+Tensors have the names that other engines give them. A matrix may be stored in 8 bits, as `NAME` with a scale for each
+row in `NAME.scale`: a quarter of the size of float32, and the drafts hardly change, since rounding is far below what a
+head is wrong by anyway. forerun.json says which method it is, which target it was made for, how it was trained and
+what was measured since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from forerun.models.checkpoint import WEIGHTS, read_header
+from forerun.models.fields import read_json
+from forerun.models.store import MANIFEST, fresh_file, fresh_folder
+
+SCALE = ".scale"
+LEVELS = 127
+
+
+@dataclass(frozen=True)
+class HeadFolder:
+    """What a folder holds. Matrices are as they will be used, whatever they were stored as."""
+
+    method: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    manifest: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    @property
+    def target(self) -> str:
+        """What the target it was made for is told by; empty where that is not known."""
+        made_for = self.manifest.get("target")
+        return str(made_for.get("identity", "")) if isinstance(made_for, dict) else ""
+
+
+def is_head(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file() and (folder / "config.json").is_file()
+
+
+def method_of(folder: Path) -> str:
+    """Which drafter the folder is for."""
+    try:
+        method = read_json(folder / MANIFEST).get("method")
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder} has no {MANIFEST}, so it is no trained drafter: make one with `forerun train`"
+        ) from None
+    if not isinstance(method, str):
+        raise ValueError(f"{folder / MANIFEST} names no method, so it is no trained drafter's")
+    return method
+
+
+def read_head(folder: Path, method: str | None = None) -> HeadFolder:
+    """The drafter in a folder; one of another method than asked for is refused."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}: name that of a trained drafter")
+    found = method_of(folder)
+    if method is not None and found != method:
+        raise ValueError(f"{folder} holds a drafter of the method {found}, not {method}: use `--drafter {found}`")
+    file = folder / WEIGHTS
+    try:
+        config = read_json(folder / "config.json")
+        read_header(file)  # refuses one that is not whole, in words
+        tensors = load(file.read_bytes())
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} lacks {Path(str(error.filename)).name}: fetch or train it again") from None
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read ({error}): fetch or train it again") from None
+    return HeadFolder(found, config, expanded(tensors), read_json(folder / MANIFEST), folder)
+
+
+def write_head(out: Path, head: HeadFolder, *, bits: int = 16) -> None:
+    """All of it or nothing; matrices in bfloat16 or in 8 bits."""
+    tensors = reduced(head.tensors) if bits == 8 else {name: _half(tensor) for name, tensor in head.tensors.items()}
+    with fresh_folder(out) as part:
+        (part / WEIGHTS).write_bytes(save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"}))
+        _write_json(part / "config.json", head.config)
+        _write_json(part / MANIFEST, {"method": head.method, **head.manifest})
+
+
+def update_manifest(folder: Path, **entries: Any) -> None:
+    """Add what was measured since."""
+    content = read_json(folder / MANIFEST) | entries
+    with fresh_file(folder / MANIFEST) as part:
+        part.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+def reduced(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices of floats in 8 bits, each row with its scale; the rest in bfloat16 or as it is."""
+    small: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() != 2 or not tensor.is_floating_point():
+            small[name] = _half(tensor)
+            continue
+        wide = tensor.detach().to("cpu", torch.float32)
+        scale = (wide.abs().amax(1) / LEVELS).clamp_min(1e-30)
+        small[name] = (wide / scale[:, None]).round().clamp(-LEVELS, LEVELS).to(torch.int8)
+        small[name + SCALE] = scale
+    return small
+
+
+def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The other way."""
+    whole: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith(SCALE):
+            continue
+        scale = tensors.get(name + SCALE)
+        if scale is None:
+            whole[name] = tensor
+            continue
+        if tensor.dtype != torch.int8 or scale.shape != tensor.shape[:1]:
+            raise ValueError(f"the scale of {name} does not fit it: fetch or train the drafter again")
+        whole[name] = tensor.float() * scale.float()[:, None]
+    return whole
+
+
+def _half(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().to("cpu")
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", "utf-8")

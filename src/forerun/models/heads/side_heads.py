@@ -1,0 +1,150 @@
+"""Heads that guess several tokens ahead from one state of the target: blockwise parallel decoding and Medusa.
+
+Head k reads the state that the target's own output head reads, and guesses the token k + 1 places behind the one that
+state gives. Each makes a state of its own and hands it to the target's output head, cut to the draft vocabulary:
+
+    medusa      x + SiLU(W x + b), one block a head                                    (Cai et al., 2024)
+    blockwise   x + V_k ReLU(W x + b), a hidden layer that all heads share, V_k its own  (Stern et al., 2018)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from forerun.models.heads.files import HeadFolder
+from forerun.models.heads.vocabulary import from_offsets, to_offsets
+from forerun.models.transformer import Transformer
+
+METHODS = ("blockwise", "medusa")
+SPREAD = 0.02
+
+
+class MedusaBlock(nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(hidden, hidden)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + functional.silu(layer(x))
+        return x
+
+
+class SideHeads(nn.Module):
+    def __init__(self, method: str, target: Transformer, count: int, ids: Tensor | None = None) -> None:
+        """`count` heads; `ids` is the draft vocabulary."""
+        super().__init__()
+        assert method in METHODS
+        self.method, self.count, self.ids = method, count, ids
+        self.layer = len(target.config.layers)
+        """Whose states are read: behind the last layer, before the final norm."""
+        hidden = target.config.hidden_size
+        if method == "medusa":
+            self.blocks = nn.ModuleList(MedusaBlock(hidden) for _ in range(count))
+        else:
+            self.hidden = nn.Linear(hidden, hidden)
+            self.outputs = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(count))
+        self.lm_head = nn.Linear(hidden, target.vocab_size if ids is None else ids.shape[0], bias=False)
+        self._target_norm = [target.model.norm]  # in a list, which hides it from PyTorch: it is not ours to train
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.lm_head.weight.dtype
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens can be drafted."""
+        return self.lm_head.out_features
+
+    def states(self, x: Tensor) -> Tensor:
+        """x [..., H], what the target's own head reads → [..., K, H]."""
+        if self.method == "medusa":
+            return torch.stack([block(x) for block in self.blocks], -2)
+        shared = functional.relu(self.hidden(x))
+        return torch.stack([x + output(shared) for output in self.outputs], -2)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """state [..., H] of the target behind its last layer → logits [..., K, Vd]."""
+        normed: Tensor = self._target_norm[0](state)
+        logits: Tensor = self.lm_head(self.states(normed.to(self.dtype)))
+        return logits
+
+    def trained(self) -> dict[str, Tensor]:
+        """The weights that are the heads' own, by the names in their file."""
+        tensors = {name: w for name, w in self.state_dict().items() if not name.startswith("lm_head")}
+        if self.ids is not None:
+            tensors["d2t"] = to_offsets(self.ids.cpu())
+        return tensors
+
+
+def new_side_heads(
+    method: str, target: Transformer, count: int, *, ids: Tensor | None = None, seed: int = 0
+) -> SideHeads:
+    """Heads to be trained, in float32. At first each says what the target's own head says."""
+    heads = SideHeads(method, target, count, ids)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in heads.named_parameters():
+            if name == "hidden.weight":  # the layer behind it begins as zeros, so this one must not
+                weight.copy_(torch.randn(weight.shape, generator=generator) * SPREAD)
+            else:
+                weight.zero_()
+    heads.lm_head.weight = nn.Parameter(target.head_rows(ids).float().clone(), requires_grad=False)
+    return heads.to(target.device)
+
+
+def load_side_heads(folder: HeadFolder, target: Transformer) -> SideHeads:
+    """The trained heads, in the target's precision and on its device."""
+    offsets = folder.tensors.get("d2t")
+    ids = None if offsets is None else from_offsets(offsets, target.vocab_size)
+    count = folder.config.get("num_heads")
+    if type(count) is not int or not 1 <= count <= 64:
+        raise ValueError(f"{folder.path}: config.json says num_heads is {count!r}: train the drafter again")
+    with torch.device("meta"):
+        heads = SideHeads(folder.method, target, count, ids)
+    weights: dict[str, Tensor] = {"lm_head.weight": target.head_rows(ids)}
+    for name, like in heads.state_dict().items():
+        if name in weights:
+            continue
+        tensor = folder.tensors.get(name)
+        if tensor is None or tensor.shape != like.shape:
+            found = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}, not {list(like.shape)}"
+            raise ValueError(f"{folder.path}: {name} {found}: it was made for another target")
+        weights[name] = tensor
+    heads.load_state_dict({name: w.to(target.device, target.dtype) for name, w in weights.items()}, assign=True)
+    if ids is not None:
+        heads.ids = ids.to(target.device)
+    return heads.requires_grad_(False).eval()
+
+
+def frozen_side_heads(heads: SideHeads, target: Transformer) -> SideHeads:
+    """A copy to draft with, as the heads are now, in the target's precision."""
+    with torch.device("meta"):
+        copy = SideHeads(heads.method, target, heads.count, heads.ids)
+    weights = {name: weight.detach().clone().to(target.dtype) for name, weight in heads.state_dict().items()}
+    copy.load_state_dict(weights, assign=True)
+    return copy.requires_grad_(False).eval()
+
+
+def side_config(heads: SideHeads, target: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json; Medusa's as vLLM reads it."""
+    return {
+        "architectures": ["MedusaModel" if heads.method == "medusa" else "ForerunBlockwise"],
+        "model_type": heads.method,
+        "hidden_size": target.get("hidden_size"),
+        "vocab_size": target.get("vocab_size"),
+        "truncated_vocab_size": heads.vocabulary,
+        "num_heads": heads.count,
+        "num_hidden_layers": 1,
+        "medusa_fc_bias": True,
+        "dtype": "bfloat16",
+    }
