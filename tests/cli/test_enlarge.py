@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from forerun.models.enlarge import SHAPES, Shape
+from forerun.models.heads.feature_head import new_head
+from forerun.models.heads.files import HeadFolder, read_head, write_head
+from forerun.models.identity import weights_identity
 from tests.cli.conftest import Terminal
+from tests.models.test_enlarge import open_model
 from tests.tiny_folder import save_tiny_model
 
 PROMPT = "the quick brown fox"
@@ -67,3 +72,58 @@ def test_what_is_wrong_is_said(run: Terminal, small: Path, tmp_path: Path) -> No
     assert "small exists: delete it, or choose another --out" in refused("large", small)
     assert "is no number format" in refused("large", tmp_path / "large", "--dtype", "int4")
     assert {path.name for path in tmp_path.iterdir()} == {"small"}
+
+
+# --- drafters -------------------------------------------------------------------------------------------------
+
+
+def save_head(method: str, target: Path, folder: Path) -> Path:
+    model = open_model(target, torch.bfloat16)
+    tensors = new_head(method, model, seed=1).trained()
+    manifest = {"target": {"name": target.name, "identity": weights_identity(model)}}
+    write_head(folder, HeadFolder(method, {}, tensors, manifest))
+    return folder
+
+
+def test_drafters_come_along(run: Terminal, small: Path, tmp_path: Path) -> None:
+    heads = [save_head("eagle3", small, tmp_path / "mine"), save_head("mtp", small, tmp_path / "other")]
+    out = tmp_path / "large"
+    asked = [part for head in heads for part in ("--drafter", str(head))]
+    answer = run.json("models", "enlarge", str(small), "--like", "large", "--out", str(out), *asked)
+    assert answer["drafters"] == {name: str(out / "drafters" / name) for name in ("mine", "other")}
+    target = read_head(out / "drafters" / "mine", "eagle3").manifest["target"]
+    assert target == {"name": "large", "identity": weights_identity(open_model(out))}
+    options = ("--dtype", "float32", "--max-tokens", "30", PROMPT)
+    plain = run("generate", "--model", str(out), *options)
+    for folder in answer["drafters"].values():
+        ended = run("generate", "--model", str(out), "--drafter", folder, *options)
+        assert (ended.code, ended.out) == (0, plain.out)
+
+
+def test_it_says_what_drafters_it_made(run: Terminal, small: Path, tmp_path: Path) -> None:
+    head, out = save_head("eagle", small, tmp_path / "mine"), tmp_path / "large"
+    ended = run("models", "enlarge", str(small), "--like", "large", "--out", str(out), "--drafter", str(head))
+    assert (ended.code, ended.err) == (0, "")
+    assert f"{out}/drafters/mine drafts for it what mine drafts for {small}." in ended.out
+
+
+def test_a_drafter_that_cannot_be_is_told_before_anything_is_written(
+    run: Terminal, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = save_tiny_model(tmp_path / "stranger", seed=2)
+    head = save_head("eagle", other, tmp_path / "head")
+    mine, twin = save_head("eagle", small, tmp_path / "mine"), save_head("eagle", small, tmp_path / "twins" / "mine")
+    capsys.readouterr()
+
+    def refused(*drafters: Path | str) -> str:
+        asked = [part for drafter in drafters for part in ("--drafter", str(drafter))]
+        ended = run("models", "enlarge", str(small), "--like", "large", "--out", str(tmp_path / "large"), *asked)
+        assert (ended.code, ended.out) == (1, "")
+        assert not (tmp_path / "large").exists()
+        return ended.err
+
+    assert "was trained for another target (stranger)" in refused(head)
+    assert "no eagle drafter for this model comes with Forerun" in refused("eagle")
+    assert "ngram is not made for the width of one target" in refused("ngram")
+    assert "there is no drafter" in refused("nothing")
+    assert "two drafters are called mine" in refused(mine, twin)

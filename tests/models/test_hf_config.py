@@ -11,11 +11,17 @@ import transformers
 from forerun.models.config import Layer, ModelConfig, Rope
 from forerun.models.hf_config import DEFAULTS, THETA, config_from_hf, is_ours
 
+
+class MiMoConfig(transformers.Qwen2Config):  # type: ignore[no-untyped-call]  # as its makers publish it
+    model_type = "mimo"
+
+
 CLASSES = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
     "mixtral": transformers.MixtralConfig,
     "qwen2": transformers.Qwen2Config,
+    "mimo": MiMoConfig,
     "qwen3": transformers.Qwen3Config,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "smollm3": transformers.SmolLM3Config,
@@ -50,7 +56,7 @@ def test_families(family: str) -> None:
     config = config_from_hf({"model_type": family, "num_hidden_layers": 2})
     assert config.family == family
     assert config.qk_norm == (family in ("qwen3", "qwen3_moe", "gemma3_text"))
-    assert config.qkv_bias == (family == "qwen2")
+    assert config.qkv_bias == (family in ("qwen2", "mimo"))
     assert not config.output_bias
     assert (config.experts > 0) == (family in ("mixtral", "qwen3_moe"))
     assert is_ours({"model_type": family})
@@ -60,6 +66,8 @@ def test_biases() -> None:
     for family, mlp in (("llama", True), ("smollm3", True), ("qwen3", False), ("qwen3_moe", False)):
         config = config_from_hf({"model_type": family, "attention_bias": True, "mlp_bias": True})
         assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (True, True, mlp)
+    mimo = config_from_hf({"model_type": "mimo", "attention_bias": True})
+    assert (mimo.qkv_bias, mimo.output_bias) == (True, False)
     mistral = config_from_hf({"model_type": "mistral", "attention_bias": True})
     assert not mistral.qkv_bias
 

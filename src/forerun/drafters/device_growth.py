@@ -99,7 +99,8 @@ class DeviceGrowth:
         first = self.rows.run(self.text, storage)
         packed = self.text.packed
         lengths = packed.contexts + packed.tails  # of the texts, as the head reads them
-        made = first.features[1].index_select(0, self.text.wanted[:texts])[:, None]  # [B, 1 + I, H] the root's first
+        roots = first.features[1].index_select(0, self.text.wanted[:texts])
+        made = self.head.next_states(roots)[:, None]  # [B, 1 + I, H] the root's first
         bits = torch.zeros_like(lengths)[:, None]  # [B, 1 + I] what each has above it, and itself, among the drafted
         grown = 1 + width + width * width * (depth - 1)
         places = torch.zeros(texts, grown, dtype=torch.int64, device=made.device)  # of grown nodes in `made`
@@ -115,7 +116,7 @@ class DeviceGrowth:
                 states = made.gather(1, parents[:, :, None].expand(-1, -1, made.shape[2]))
                 rows = self._level(frontier.tokens, states, seen, lengths, own, level, told["depths"])
                 result = self.rows.run(rows, storage)
-                made = torch.cat([made, result.features[1].view(texts, width, -1)], 1)
+                made = torch.cat([made, self.head.next_states(result.features[1]).view(texts, width, -1)], 1)
                 bits = torch.cat([bits, seen], 1)
                 places.scatter_(1, frontier.nodes, (1 + own).expand(texts, -1))
                 logits = result.logits.view(texts, width, -1)

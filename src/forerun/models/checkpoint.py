@@ -168,6 +168,14 @@ def load_tensors(
     return {name: loaded[name] for name in shapes}
 
 
+def read_tensor(stored: Stored) -> Tensor:
+    """A single one, as it is stored."""
+    tensor = torch.empty(stored.shape, dtype=TYPES[stored.kind])
+    with stored.file.open("rb") as stream:
+        _read(stream, stored, tensor)
+    return tensor
+
+
 def _read(stream: BinaryIO, stored: Stored, out: Tensor) -> None:
     """Straight into `out` where it has the type and the place for it, else by way of a copy."""
     kind = TYPES[stored.kind]

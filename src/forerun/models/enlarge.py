@@ -256,7 +256,7 @@ class Places:
         raise AssertionError(f"{module} is of no model that can be enlarged")
 
 
-def _scales(small: ModelConfig, wide: ModelConfig) -> dict[str, float]:
+def scales_between(small: ModelConfig, wide: ModelConfig) -> dict[str, float]:
     """What the weights of a module are multiplied with, where that is not 1.
 
     Queries and keys with norms of their own: those share the one eps. Scaled by c, a padded query q of mean square m
@@ -284,7 +284,7 @@ def enlarged_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the large model, one at a time, in the order of `expected_shapes(wide)`. `weights` are the small
     model's, `wide` is its `enlarged_config`."""
-    places, scales, noise = Places.between(small, wide), _scales(small, wide), Noise(seed, dtype, device)
+    places, scales, noise = Places.between(small, wide), scales_between(small, wide), Noise(seed, dtype, device)
     present = expected_shapes(small)
     for name, shape in expected_shapes(wide).items():
         module, kind = name.split(".")[-2:]

@@ -58,6 +58,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
     },
     "qwen2": _QWEN2,
+    "mimo": _QWEN2,  # the same layers; what it has besides is a drafter
     "qwen3": {**_QWEN2, "head_dim": 128},
     "qwen3_moe": {
         **_QWEN2,
@@ -189,8 +190,8 @@ def _build(family: str, fields: Fields, generation: Fields) -> ModelConfig:
         norm_eps=fields.number("rms_norm_eps", above=0),
         activation=_activation(fields, "hidden_activation" if gemma else "hidden_act"),
         tied=fields.flag("tie_word_embeddings"),
-        qkv_bias=bias or family == "qwen2",
-        output_bias=bias and family != "qwen2",
+        qkv_bias=bias or family in ("qwen2", "mimo"),
+        output_bias=bias and family not in ("qwen2", "mimo"),
         mlp_bias=family in ("llama", "smollm3") and fields.flag("mlp_bias"),
         qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         norm_offset=1.0 if gemma else 0.0,

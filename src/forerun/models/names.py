@@ -46,6 +46,7 @@ class Place:
 
 _WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.")
 _PICTURES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_AHEAD = ("mtp.", "model.mtp_layers.")  # modules that foresee tokens (heads/checkpoint_mtp.py)
 _BARE = ("layers.", "embed_tokens.", "norm.")  # a checkpoint of the transformer without its head
 _EXPERT = re.compile(
     r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight"
@@ -57,7 +58,7 @@ def place(stored: str) -> Place | None:
     """Where a tensor of a Hugging Face checkpoint goes; None for one that no text model needs."""
     if stored.endswith(("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")):
         return None
-    if stored.startswith(_PICTURES):
+    if stored.startswith((*_PICTURES, *_AHEAD)):
         return None
     name = stored
     for wrapper in _WRAPPERS:

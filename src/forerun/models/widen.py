@@ -43,6 +43,15 @@ class Axis:
         """With zeros where it was free: for what writes there, or for what would read there."""
         return replace(self, free=torch.zeros_like(self.free))
 
+    def repeated(self, times: int) -> Axis:
+        """The whole side several times over, for what reads several such vectors one behind another."""
+        small = int(self.taken.sum())
+        return Axis(
+            torch.cat([self.source + small * number for number in range(times)]),
+            self.taken.repeat(times),
+            self.free.repeat(times),
+        )
+
     def places(self) -> Tensor:
         """[small] of the wide side, in its order."""
         return self.taken.nonzero()[:, 0]
