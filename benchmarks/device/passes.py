@@ -98,7 +98,7 @@ def _pass(measured: Measured, texts: int, rows: int, context: int) -> tuple[floa
         captured.run()
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in pairwise(stamps[5:])]
-    shares = _shares(lambda: captured.run())
+    shares = _shares(captured.run)
     return statistics.median(times), shares
 
 

@@ -107,7 +107,7 @@ def test_options_of_the_two() -> None:
         ({"first_options": "tokens"}, "first_options is 'tokens': write options as in"),
         ({"first_options": "token=3"}, "suffix has no option 'token': it has tokens"),
         ({"second": "ngram", "second_options": "tokens=x"}, "tokens is 'x': give a whole number"),
-        ({"second": "draft_model"}, "draft_model needs a model"),
+        ({"second": "draft_model", "second_options": "tree=x"}, "the tree 'x' is not understood"),
     ],
 )
 def test_refusals(options: dict[str, Any], reason: str) -> None:

@@ -312,7 +312,7 @@ def test_make_loads_the_model_and_refuses_what_cannot_be() -> None:
     chain = make(Options(model="small"), setup())
     assert (chain.drawing, chain.branches) == (Drawing.IID, False)
     with pytest.raises(ValueError, match="needs a model: name a smaller one"):
-        Options()
+        make(Options(), setup())  # and none comes with Forerun
     with pytest.raises(ValueError, match="not understood"):
         Options(model="small", tree="x")
     only_chains = tiny(1)

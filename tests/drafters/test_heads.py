@@ -15,7 +15,8 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import make_drafter
-from forerun.drafters.trained import Calibration, FeatureDrafter, SideDrafter
+from forerun.drafters.trained import FeatureDrafter, SideDrafter
+from forerun.drafters.trained_folder import Calibration
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request

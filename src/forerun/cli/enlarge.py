@@ -107,7 +107,7 @@ def enlarge(
 def _find_drafters(names: list[str], source: Source) -> dict[str, HeadFolder]:
     """Those that were named, by the names of the folders they will have."""
     from forerun.drafters.find import Setup, read_options, resolve
-    from forerun.drafters.trained import find_head
+    from forerun.drafters.trained_folder import find_head
     from forerun.models.heads.enlarge_head import check_method
     from forerun.models.identity import outline
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from pathlib import Path
 
 from forerun.core.history import History
 from forerun.core.sequence import Sequence
@@ -16,30 +17,52 @@ from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.growing import grow, rows_below_root
 from forerun.drafters.run_ahead import Ahead, RunAhead
+from forerun.drafters.trained_folder import find_head
 from forerun.drafters.tree_spec import TreeSpec
+from forerun.models.fields import read_json
+from forerun.models.heads.files import is_head
+from forerun.models.heads.shared_draft import is_shared_draft, load_shared_draft
+from forerun.models.target import TargetModel
+from forerun.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
 class Options:
     model: str = ""
-    """The draft: a name, a folder, a file or a Hugging Face id, as for the target."""
+    """The draft: a name, a folder, a file or a Hugging Face id, as for the target; by default the one that comes with
+    Forerun for this target."""
     tree: str = "4"
     """What to draft: "4" for a chain of four, "3,2,1" for a sampled tree, "fixed:3,2,1", "dynamic:8,5,40"."""
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ValueError("the drafter draft_model needs a model: name a smaller one of the family with model=NAME")
         TreeSpec.parse(self.tree)
 
 
 def make(options: Options, setup: Setup) -> Drafter:
     spec = _settled(TreeSpec.parse(options.tree))
-    model = setup.load(options.model)
+    model = load_draft(options.model, setup)
     if spec.branches and not model.branches:
         raise ValueError(
             f"the draft model {options.model} cannot read the tree {options.tree}: ask for a chain, such as tree=4"
         )
     return DraftModel(RunAhead(model, setup.slots), spec, setup.target.vocab_size)
+
+
+def load_draft(name: str, setup: Setup) -> TargetModel:
+    """A model of its own, or layers that were trained to draft for the target and share its matrices."""
+    folder = Path(name).expanduser()
+    shipped = not name and isinstance(setup.target, Transformer)
+    if shipped or (is_head(folder) and is_shared_draft(read_json(folder / "config.json"))):
+        try:
+            found, target = find_head("draft", name, setup)
+        except ValueError:
+            if name:
+                raise
+        else:
+            return load_shared_draft(found, target)
+    if not name:
+        raise ValueError("the drafter draft_model needs a model: name a smaller one of the family with model=NAME")
+    return setup.load(name)
 
 
 def _settled(spec: TreeSpec, accuracies: Many[Many[float]] | None = None) -> TreeSpec:

@@ -31,6 +31,7 @@ HELPERS = frozenset(
         "suffix_tree",
         "tree_levels",
         "trained",
+        "trained_folder",
         "tree_spec",
     }
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup
-from forerun.drafters.trained import HeadOptions as Options
 from forerun.drafters.trained import side_drafter
+from forerun.drafters.trained_folder import HeadOptions as Options
 
 __all__ = ["Options", "make"]
 

@@ -34,7 +34,7 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
 from forerun.drafters.find import CHEAP_NODES, MANY_NODES, Setup
 from forerun.drafters.none import roots_only
-from forerun.drafters.trained import Calibration, find_head
+from forerun.drafters.trained_folder import Calibration, find_head
 from forerun.drafters.tree_spec import MAX_NODES, MAX_WIDTH, TreeSpec
 from forerun.models.target import TargetModel
 from forerun.models.transformer import Transformer

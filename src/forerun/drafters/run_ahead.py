@@ -20,6 +20,7 @@ from forerun.core.transfer import Homeward, to_device
 from forerun.models.batch import Batch, Drafted, Segment, TextEnds
 from forerun.models.cache import KVCache
 from forerun.models.target import Output, TargetModel, WritesAhead
+from forerun.models.transformer import Transformer
 
 PASS_ROWS = 512
 """A long text is read in passes of so many rows."""
@@ -193,7 +194,7 @@ class RunAhead:
                     self.cache.reserve(sequence.id, rows)
                     context, own = self.cache.slots(sequence.id)
                     blocks = self.cache.blocks(sequence.id)
-                    segments.append(_text(sequence, context, own, blocks, 0, self.model.vocab_size))
+                    segments.append(_text(sequence, context, own, blocks, 0, reads(self.model)))
                     left -= rows
             if not segments:
                 return
@@ -204,13 +205,12 @@ class RunAhead:
 class Run:
     """Rows of one step. First `roots`, then `level` as often as the tree is deep, less one: leaves need no pass."""
 
-    ids: Tensor | None = None
-
     def __init__(self, model: TargetModel, cache: KVCache, sequences: Many[Sequence], room: Many[int | None]) -> None:
         self._model = model
         self._cache = cache
         self._sequences = sequences
         self._device = model.device
+        self.ids = model.ids if isinstance(model, Transformer) else None
         self._lengths = [len(sequence.tokens) for sequence in sequences]  # now: texts go on, and this stays
         self._slots: dict[int, tuple[Tensor, Tensor]] = {}
         self._blocks: dict[int, list[int]] = {}
@@ -251,7 +251,7 @@ class Run:
     def roots(self) -> Rows:
         """Read the rest of the texts. One row for each root."""
         segments = [
-            _text(self._sequences[b], context, own[: self.unread(b)], self._blocks[b], 1, self._model.vocab_size)
+            _text(self._sequences[b], context, own[: self.unread(b)], self._blocks[b], 1, reads(self._model))
             for b, (context, own) in self._slots.items()
         ]
         return Rows.of([int(part) for part in self.takes_part], self._forward(segments))
@@ -381,6 +381,11 @@ class _Guess:
             node = found
             rows.append(unread + node)
         return rows
+
+
+def reads(model: TargetModel) -> int:
+    """How many tokens it knows as input; it may have fewer to draft with."""
+    return model.reads if isinstance(model, Transformer) else model.vocab_size
 
 
 def _text(sequence: Sequence, context: Tensor, own: Tensor, blocks: list[int], logits: int, vocabulary: int) -> Segment:

@@ -163,6 +163,8 @@ class Transformer(nn.Module):
     """A `TargetModel`. Build it under `torch.device("meta")` to give it the tensors of a checkpoint."""
 
     branches = True
+    ids: Tensor | None = None
+    """[vocab_size] the target's id of each column of the logits, where a draft speaks fewer tokens than it reads."""
     feature_like: Tensor | None = None
     """[H] like what a row brings besides its token, where the model takes something."""
 
@@ -170,6 +172,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.vocab_size, self.context_length = config.vocab_size, config.context_length
+        self.reads = config.vocab_size
+        """How many tokens it knows as input."""
         self.eos = frozenset(config.eos)
         self.model = Decoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

@@ -107,8 +107,13 @@ class Captured:
             assert storage is not None
             result = rows.run(buffers, storage)
             if bucket.feeds == "likeliest":
-                advance(buffers, result.likeliest)
+                advance(buffers, _named(result.likeliest, rows.model.ids))
             return result
 
         what = f"passes of up to {bucket.rows} rows of {bucket.sequences} texts"
         self.run = Replayed(launch, owner.graphs, pool, what)
+
+
+def _named(columns: Tensor, ids: Tensor | None) -> Tensor:
+    """The tokens of columns of the logits; -1 stays."""
+    return columns if ids is None else torch.where(columns < 0, columns, ids[columns.clamp_min(0)])

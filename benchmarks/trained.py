@@ -1,0 +1,181 @@
+"""Tokens per pass of the trained drafters, on first turns of a development set, by category and tree.
+
+    python -m benchmarks.trained --questions FILE --out results/trained.json
+
+The drafters are those that come with Forerun, or with --drafters FOLDER those of its subfolders. At temperature 0 every
+text is compared with plain decoding's, at temperature 1 every seeded one. `--json` is written after each case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.bench.provenance import provenance
+from forerun.bench.questions import Question, read_questions
+from forerun.core.params import SamplingParams
+from forerun.engine.llm import LLM
+from forerun.engine.loaded import LoadedModel
+
+MODEL = "smollm2-135m"
+SEED = 20_26
+
+
+@dataclass(frozen=True)
+class Case:
+    method: str
+    tree: str = ""
+    rule: str = ""
+    temperature: float = 0.0
+    seeded: bool = False
+
+    @property
+    def label(self) -> str:
+        return " ".join(part for part in (self.method, self.tree, self.rule) if part)
+
+
+GREEDY = (
+    Case("eagle3", "dynamic:10,6,60"),
+    Case("eagle3", "dynamic:8,6,26"),
+    Case("eagle3", "static:60"),
+    Case("eagle3", "5"),
+    Case("eagle", "dynamic:10,6,60"),
+    Case("eagle", "static:60"),
+    Case("eagle", "dynamic:8,6,26"),
+    Case("eagle", "static:26"),
+    Case("eagle", "5"),
+    Case("mtp", "dynamic:10,6,60"),
+    Case("mtp", "5"),
+    Case("medusa", "static:60"),
+    Case("medusa", "dynamic:10,4,60"),
+    Case("blockwise", "static:26"),
+    Case("blockwise", "3"),
+    Case("parallel"),
+    Case("draft", "5"),
+    Case("draft", "dynamic:10,6,60"),
+)
+SAMPLED = (
+    Case("eagle3", "dynamic:10,6,60", "", 1.0, True),
+    Case("eagle3", "dynamic:10,6,60", "sample_match", 1.0),
+    Case("eagle3", "dynamic:10,6,60", "recursive_fixed", 1.0),
+    Case("eagle3", "sequoia:60,6", "traversal", 1.0),
+    Case("eagle3", "sequoia:60,6", "recursive_without_replacement", 1.0),
+    Case("eagle3", "sequoia:60,6", "", 1.0, True),
+    Case("eagle3", "static:60", "", 1.0, True),
+    Case("eagle3", "5", "block", 1.0),
+    Case("eagle", "dynamic:10,6,60", "", 1.0, True),
+    Case("mtp", "dynamic:10,6,60", "", 1.0, True),
+    Case("medusa", "dynamic:10,4,60", "", 1.0, True),
+    Case("draft", "5", "", 1.0, True),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=Path, required=True, help="JSON lines in Spec-Bench's form")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--drafters", type=Path, help="a folder with a trained drafter in each subfolder")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--device")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--limit", type=int, help="questions of each category")
+    parser.add_argument("--methods", help="only these, with commas between")
+    parser.add_argument("--temperatures", default="0,1")
+    args = parser.parse_args()
+    questions = read_questions(args.questions, per_category=args.limit)
+    loaded = LoadedModel.load(args.model, dtype=args.dtype, device=args.device)
+    wanted = None if args.methods is None else args.methods.split(",")
+    cases = [
+        case
+        for case in (*GREEDY, *SAMPLED)
+        if (wanted is None or case.method in wanted) and f"{case.temperature:g}" in args.temperatures.split(",")
+    ]
+    arguments = {"model": args.model, "dtype": args.dtype, "batch": args.batch, "max_tokens": args.max_tokens}
+    result: dict[str, Any] = {
+        "provenance": provenance({**arguments, "questions": len(questions)}, str(loaded.target.device)),
+        "rows": [],
+    }
+    plain = {}
+    for temperature in dict.fromkeys(case.temperature for case in cases):
+        told = write(loaded, "none", {}, Case("none", temperature=temperature, seeded=True), questions, args)
+        plain[temperature] = [own.token_ids for own in told]
+    for case in cases:
+        start = time.perf_counter()
+        try:
+            rows = measure(loaded, case, questions, plain[case.temperature], args)
+        except ValueError as error:
+            rows = [{**asdict(case), "label": case.label, "error": str(error)}]
+        result["rows"] += rows
+        args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        first = rows[0]
+        told_of = f"{first['tokens_per_pass']:.2f}" if "error" not in first else first["error"]
+        print(f"{case.label} at {case.temperature:g}: {told_of} ({time.perf_counter() - start:.0f} s)", file=sys.stderr)
+
+
+def write(
+    loaded: LoadedModel,
+    drafter: str,
+    options: dict[str, Any],
+    case: Case,
+    questions: Sequence[Question],
+    args: argparse.Namespace,
+) -> list[Any]:
+    with LLM(loaded, drafter, drafter_options=options, rule=case.rule or None, max_batch=args.batch) as llm:
+        params = [
+            SamplingParams(
+                temperature=case.temperature,
+                seed=SEED + place if case.seeded and case.temperature else None,
+                max_tokens=args.max_tokens,
+            )
+            for place in range(len(questions))
+        ]
+        return llm.generate([question.turns[0] for question in questions], params)
+
+
+def measure(
+    loaded: LoadedModel,
+    case: Case,
+    questions: Sequence[Question],
+    plain: list[list[int]],
+    args: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """A row for all questions, and one for each category."""
+    options: dict[str, Any] = {} if not case.tree else {"tree": case.tree}
+    drafter = case.method if args.drafters is None else str(args.drafters / case.method)
+    told = write(loaded, drafter, options, case, questions, args)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for place, question in enumerate(questions):
+        groups["overall"].append(place)
+        groups[question.category].append(place)
+    compared = case.seeded or not case.temperature
+    rows = []
+    for category, places in groups.items():
+        stats = [told[place].stats for place in places]
+        tokens, passes = sum(s.tokens for s in stats), sum(s.target_passes for s in stats)
+        same = sum(told[place].token_ids == plain[place] for place in places)
+        rows.append(
+            {
+                **asdict(case),
+                "label": case.label,
+                "category": category,
+                "questions": len(places),
+                "tokens": tokens,
+                "passes": passes,
+                "tokens_per_pass": tokens / passes if passes else 0.0,
+                "identical": same if compared else None,
+            }
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    main()
