@@ -14,8 +14,8 @@ import torch
 from forerun.models.config import Layer
 from forerun.models.transformer import Transformer
 from forerun.train.checkpoint import read_checkpoint
-from forerun.train.distil import Distil
-from forerun.train.loop import Loop, LoopOptions, Loss, News, Standing, batch_indices
+from forerun.train.loop import Loop, LoopOptions, Loss, News, Standing
+from forerun.train.methods.draft import Distil
 from forerun.train.processes import Processes
 from forerun.train.texts import Text, TextBatch
 from tests.models.rows import VOCABULARY, config, tiny
@@ -28,7 +28,7 @@ OPTIONS = LoopOptions(steps=12, batch=4, learning_rate=3e-3, every=4)
 def some_texts() -> list[Text]:
     generator = torch.Generator().manual_seed(5)
     rows = torch.randint(VOCABULARY, (10, 24), generator=generator).tolist()
-    return [Text(tuple(row[:4]), tuple(row[4 : 12 + index])) for index, row in enumerate(rows)]
+    return [Text.of(row[:4], row[4 : 12 + index]) for index, row in enumerate(rows)]
 
 
 def student() -> Transformer:
@@ -90,7 +90,7 @@ def test_it_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     for name, weight in whole.module.state_dict().items():
         assert torch.equal(weight, again.module.state_dict()[name])
     first, second = (read_checkpoint(tmp_path / name) for name in ("a.pt", "b.pt"))
-    assert first["standing"] == second["standing"]
+    assert {**first["standing"], "seconds": 0} == {**second["standing"], "seconds": 0}
     for name, weight in first["weights"].items():
         assert torch.equal(weight, second["weights"][name])
 
@@ -112,13 +112,13 @@ def test_it_ends_when_nothing_gets_better_and_keeps_the_best(tmp_path: Path) -> 
     seen: dict[int, torch.Tensor] = {}
 
     def measure() -> float:
-        seen[len(seen)] = method.module.model.norm.weight.detach().clone()
+        seen[len(seen)] = method.module.get_parameter("model.norm.weight").detach().clone()
         return next(values)
 
     options = replace(OPTIONS, steps=100, patience=3)
     standing = Loop(method, some_texts(), options, measure, tmp_path / "c.pt").run()
     assert (standing.step, standing.best, standing.best_step) == (16, 2.0, 12)
-    assert torch.equal(method.module.model.norm.weight, seen[3])
+    assert torch.equal(method.module.get_parameter("model.norm.weight"), seen[3])
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,20 +150,57 @@ def test_a_batch_is_shared_by_all_processes(tmp_path: Path) -> None:
         Loop(distil(), some_texts(), OPTIONS, rising(), tmp_path / "c.pt", Processes(0, 3))
 
 
-def test_every_text_has_its_turn() -> None:
-    taken = [index for step in range(5) for index in batch_indices(step, 4, 10, seed=1)]
-    assert sorted(taken[:10]) == sorted(taken[10:]) == list(range(10))
-    assert taken[:10] != taken[10:]
-    assert batch_indices(3, 4, 10, seed=1) == taken[12:16]
-    assert batch_indices(0, 4, 10, seed=2) != taken[:4]
-
-
 def test_the_learning_rate_rises_and_falls() -> None:
     options = LoopOptions(steps=100, learning_rate=1.0, warmup=0.1)
-    rates = [options.rate(step) for step in range(100)]
+    rates = [options.rate(step / 100) for step in range(100)]
     assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert 0 < rates[-1] < 0.01
+    assert options.rate(1.0) == pytest.approx(0)
+
+
+def test_a_time_limit_ends_it_with_the_rate_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, rates = [100.0], []
+
+    class Watched(Loop):
+        def _learn(self, rate: float) -> None:
+            now[0] += 1.0
+            rates.append(rate)
+            super()._learn(rate)
+
+    monkeypatch.setattr("forerun.train.loop.time.perf_counter", lambda: now[0])
+    options = replace(OPTIONS, steps=1_000_000, every=None, time_limit=20.0, patience=100)
+    loop = Watched(distil(), some_texts(), options, rising(), tmp_path / "c.pt")
+    standing = loop.run()
+    assert standing.step == len(rates) == 20
+    assert [row["step"] for row in standing.history] == list(range(0, 21, 2)), "ten measurements"
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[-1] < 0.05 * max(rates)
+    assert standing.seconds == 20
+    # What an earlier session took counts.
+    now[0] = 500.0
+    again = Watched(distil(), some_texts(), replace(options, time_limit=25.0), rising(), tmp_path / "c.pt")
+    again.resume()
+    assert again.run().step == 25
+
+
+def test_losses_are_looked_at_later_and_still_refused(tmp_path: Path) -> None:
+    place = tmp_path / "c.pt"
+    options = replace(OPTIONS, steps=20, every=10)
+    told: list[int] = []
+    loop = Loop(
+        Faulty(math.nan, after=12), some_texts(), options, rising(), place, tell=lambda n: told.append(n.step), look=4
+    )
+    with pytest.raises(ValueError, match=r"loss is nan at step 13.*from step 10 with --resume"):
+        loop.run()
+    assert told == [4, 8, 12]
+    assert all(bool(weight.isfinite().all()) for weight in read_checkpoint(place)["weights"].values())
+
+
+def test_a_batch_may_be_so_many_tokens(tmp_path: Path) -> None:
+    options = replace(OPTIONS, batch_tokens=60)
+    standing = Loop(distil(), some_texts(), options, rising(), tmp_path / "c.pt").run()
+    assert standing.history[-1]["loss"] < standing.history[1]["loss"]
 
 
 def test_news_are_told(tmp_path: Path) -> None:

@@ -1,69 +1,55 @@
-"""The pass over whole texts is the model's own, and can be differentiated."""
+"""Texts side by side, and the order in which they are learned from."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from forerun.models.batch import Batch
-from forerun.models.config import Layer
-from forerun.models.transformer import Transformer
-from forerun.train.texts import Text, TextBatch, logits, states
-from tests.models.rows import CONFIGS, SLOTS, VOCABULARY, chain, config, tiny
-
-GEMMA = config(
-    4,
-    2,
-    16,
-    layers=(Layer(window=5), Layer(), Layer(window=5)),
-    sandwich_norms=True,
-    norm_offset=1.0,
-    embedding_scale=8.0,
-    activation="gelu_tanh",
-    qk_norm=True,
-    tied=True,
-)
-EXPERTS = config(4, 2, 16, layers=(Layer(experts=True), Layer()), experts=4, experts_per_token=2, expert_size=24)
-SHAPES = {**CONFIGS, "gemma": GEMMA, "experts": EXPERTS, "biased mlp": config(2, 1, 32, mlp_bias=True)}
-LENGTHS = (1, 9, 23)
+from forerun.train.batches import Batches
+from forerun.train.texts import Text, TextBatch
 
 
-def texts() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(VOCABULARY, (length,), generator=generator) for length in LENGTHS]
+def test_only_answers_are_learned() -> None:
+    batch = TextBatch.pack([Text.of((5, 6, 7), (8, 9)), Text.of((1,), (2,)), Text.of((3, 4), ())])
+    assert batch.tokens.tolist() == [[5, 6, 7, 8, 9], [1, 2, 0, 0, 0], [3, 4, 0, 0, 0]]
+    assert list(zip(batch.text.tolist(), batch.place.tolist(), strict=True)) == [(0, 2), (0, 3), (1, 0)]
+    assert batch.labels.tolist() == [8, 9, 2]
+    assert (batch.laws, batch.spans) == (3, ((2, 4), (0, 1), (1, 1)))
 
 
-def by_rows(model: Transformer) -> list[torch.Tensor]:
-    slots = torch.split(torch.arange(SLOTS), 64)
-    segments = [chain(text, slots[0][:0], own[: len(text)]) for text, own in zip(texts(), slots, strict=False)]
-    output = model.forward_rows(Batch.pack(segments), model.new_storage(SLOTS))
-    return list(torch.split(output.logits, list(LENGTHS)))
+def test_states_at_places_and_before() -> None:
+    batch = TextBatch.pack([Text.of((5, 6, 7), (8, 9)), Text.of((1,), (2,))])
+    places = torch.arange(10).view(2, 5, 1)
+    assert batch.at(places)[:, 0].tolist() == [2, 3, 5]
+    assert batch.at(places, back=2)[:, 0].tolist() == [0, 1, 5]
+    assert batch.reached(3).tolist() == [[1, 1, 0], [1, 1, 1], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_pass_is_the_models(name: str) -> None:
-    model = tiny(SHAPES[name], dtype=torch.float32)
-    padded = torch.nn.utils.rnn.pad_sequence(texts(), batch_first=True)
-    before = logits(model, states(model, padded))
-    expected = by_rows(model)
-    after = logits(model, states(model, padded))  # of a model that is prepared for inference
-    for row, (length, wanted) in enumerate(zip(LENGTHS, expected, strict=True)):
-        torch.testing.assert_close(before[row, :length], wanted, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(after[row, :length], wanted, atol=1e-4, rtol=1e-4)
+def test_every_text_has_its_turn() -> None:
+    batches = Batches([5] * 10, texts=4, seed=1)
+    taken = [index for step in range(64) for index in batches.at(step)]
+    assert sorted(np.bincount(taken).tolist()) == [25] * 4 + [26] * 6
+    assert batches.at(3) == taken[12:16], "going back"
+    assert Batches([5] * 10, texts=4, seed=1).at(3) == taken[12:16], "going on after an interruption"
+    assert Batches([5] * 10, texts=4, seed=2).at(3) != taken[12:16]
 
 
-@pytest.mark.parametrize("name", ["two share, tied", "gemma", "experts"])
-def test_every_weight_gets_a_gradient(name: str) -> None:
-    model = tiny(SHAPES[name], dtype=torch.float32).requires_grad_(True)
-    tokens = torch.arange(2 * 64).view(2, 64) % VOCABULARY
-    logits(model, states(model, tokens)).square().sum().backward()  # type: ignore[no-untyped-call]
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        assert bool(parameter.grad.isfinite().all())
-        assert bool(parameter.grad.any())
+@pytest.mark.parametrize("tokens", [0, 2000])
+def test_texts_of_like_length_are_together(tokens: int) -> None:
+    lengths = np.random.default_rng(0).integers(10, 500, 1000)
+    batches = Batches(lengths.tolist(), texts=16, tokens=tokens, seed=1)
+    chosen = [batches.at(step) for step in range(100)]
+    padded = [len(batch) * lengths[batch].max() for batch in chosen]
+    assert sum(padded) < 1.06 * sum(lengths[batch].sum() for batch in chosen)
+    if tokens:
+        assert max(padded) <= tokens
+        assert sum(padded) > 0.85 * tokens * len(padded)
+    else:
+        assert {len(batch) for batch in chosen} == {16}
+    assert len({tuple(batch) for batch in chosen}) == 100
 
 
-def test_only_answers_are_wanted() -> None:
-    batch = TextBatch.pack([Text((5, 6, 7), (8, 9)), Text((1,), (2,))])
-    assert batch.tokens.tolist() == [[5, 6, 7, 8, 9], [1, 2, 0, 0, 0]]
-    assert batch.wanted.tolist() == [[False, False, True, True, False], [True, False, False, False, False]]
+def test_a_text_that_is_too_long_is_alone() -> None:
+    batches = Batches([50, 5, 5], texts=1, tokens=20, seed=0)
+    assert all(batch == [0] or set(batch) <= {1, 2} for batch in map(batches.at, range(20)))

@@ -97,7 +97,7 @@ def layer_skip(
         raise ValueError(
             f"{model} runs through an adapter, which cannot skip layers: choose another drafter, such as ngram"
         )
-    with _progress() as tell:
+    with progress() as tell:
         texts = _answers(loaded, tell) if given is None else _pieces(loaded, given, text)
         choice = search(loaded.target, texts, tell)
     count = len(loaded.target.config.layers)
@@ -161,7 +161,7 @@ def _pieces(loaded: LoadedModel, text: str, name: Path | None) -> list[tuple[lis
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
+def progress() -> Iterator[Progress]:
     """A bar on stderr, gone when done; nothing where nobody watches."""
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -20,6 +20,7 @@ from rich.text import Text
 import forerun
 from forerun.cli.bench import bench
 from forerun.cli.calibrate import calibrate
+from forerun.cli.calibrate_trained import trained
 from forerun.cli.chat import chat
 from forerun.cli.datastore import datastore
 from forerun.cli.demo import demo
@@ -45,6 +46,7 @@ app.command()(chat)
 app.command()(bench)
 app.add_typer(models, name="models")
 app.add_typer(datastore, name="datastore")
+calibrate.command()(trained)
 app.add_typer(calibrate, name="calibrate")
 app.command()(train)
 app.command()(simulate)

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,93 +19,28 @@ from rich.text import Text
 
 from forerun.cli.console import output
 from forerun.cli.model_options import loading, takes
+from forerun.cli.train_options import ShapeOptions, TrainOptions
 
 if TYPE_CHECKING:  # torch is loaded when a command needs it, not when the program starts
+    from forerun.engine.loaded import LoadedModel
+    from forerun.train.answers import AnswerOptions
     from forerun.train.estimate import Estimate
     from forerun.train.loop import News
-    from forerun.train.run import Settings
-
-METHODS = ("draft",)
-LEARNING, DATA = "Learning", "Answers to learn from"
+    from forerun.train.prompts import Prompt
 
 Told = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """How much is asked and learned, and what the drafter looks like."""
-
-    layers: Annotated[int, typer.Option(min=1, help="Layers of the draft model.", rich_help_panel=LEARNING)] = 2
-    hidden: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Its width; with another than the target's it begins as noise.",
-            show_default="the target's",
-            rich_help_panel=LEARNING,
-        ),
-    ] = None
-    steps: Annotated[int, typer.Option(min=1, help="Steps of training, at most.", rich_help_panel=LEARNING)] = 2000
-    batch: Annotated[
-        int, typer.Option(min=1, help="Texts in a step, of all processes together.", rich_help_panel=LEARNING)
-    ] = 16
-    learning_rate: Annotated[
-        float, typer.Option(help="The highest: it rises at first, then falls to nothing.", rich_help_panel=LEARNING)
-    ] = 3e-4
-    every: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Steps between two measurements.",
-            show_default="a tenth of the steps",
-            rich_help_panel=LEARNING,
-        ),
-    ] = None
-    patience: Annotated[
-        int,
-        typer.Option(min=1, help="Measurements without a better one before it ends early.", rich_help_panel=LEARNING),
-    ] = 5
-    seed: Annotated[int, typer.Option(min=0, help="Of answers, order and first weights.", rich_help_panel=LEARNING)] = 0
-    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.", rich_help_panel=DATA)] = 256
-    sampled: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            help="The share of prompts answered at temperature 1; the others are answered greedily.",
-            rich_help_panel=DATA,
-        ),
-    ] = 0.5
-    held_back: Annotated[
-        int, typer.Option(min=1, help="Prompts to measure with and not to learn from.", rich_help_panel=DATA)
-    ] = 32
-
-    def settings(self) -> Settings:
-        from forerun.train.answers import AnswerOptions
-        from forerun.train.loop import LoopOptions
-        from forerun.train.run import Settings
-        from forerun.train.student import StudentShape
-
-        if not 0 < self.learning_rate < 1:
-            raise ValueError(f"--learning-rate is {self.learning_rate:g}: give a number above 0 and below 1, as 3e-4")
-        return Settings(
-            shape=StudentShape(self.layers, self.hidden),
-            answers=AnswerOptions(max_tokens=self.max_tokens, sampled=self.sampled, seed=self.seed),
-            loop=LoopOptions(
-                steps=self.steps,
-                batch=self.batch,
-                learning_rate=self.learning_rate,
-                every=self.every or max(1, self.steps // 10),
-                patience=self.patience,
-                seed=self.seed,
-            ),
-            held_back=self.held_back,
-        )
-
-
-@takes(options=TrainOptions)
+@takes(shape=ShapeOptions, options=TrainOptions)
 def train(
-    method: Annotated[str, typer.Argument(help="What to train: draft, a small model that drafts.", metavar="METHOD")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="What to train: blockwise, draft, eagle, eagle3, medusa, mtp or parallel; or answers, to make only "
+            "those.",
+            metavar="METHOD",
+        ),
+    ],
     *,
     target: Annotated[
         str, typer.Option(help="Whom to draft for: a built-in name, a folder, a GGUF file or a Hugging Face id.")
@@ -113,12 +48,29 @@ def train(
     prompts: Annotated[
         Path, typer.Option(help="JSON lines with turns, or plain text with a prompt on each line.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option(help="The folder to make; it must not exist yet.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(help="The folder to make, or the file of answers; it must not exist yet.", show_default=False),
+    ],
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Answers that were made for this target, to learn from instead of asking.", show_default=False
+        ),
+    ] = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="draft: a draft model trained before, of which this one learns what it misses; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how long it takes and how much memory.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    shape: ShapeOptions,
     options: TrainOptions,
 ) -> None:
     """Train a drafter on what the target itself answers to prompts.
@@ -128,20 +80,23 @@ def train(
     checkpoints lie in OUT.training, and --resume goes on from there.
 
     METHOD draft makes a transformer with few layers, which begin as some of the target's own, for the drafter
-    draft_model.
+    draft_model. eagle, eagle3 and mtp are a layer that foresees the target's states; blockwise and medusa are heads on
+    its last state; parallel is a few embeddings that the target reads in place of tokens not known yet.
 
     [bold]Examples[/]
 
-    How long will it take?  [green]forerun train draft --prompts prompts.jsonl --out small --dry-run[/]
+    How long will it take?  [green]forerun train eagle3 --prompts prompts.jsonl --out head --dry-run[/]
 
     Train:  [green]forerun train draft --target smollm2-135m --prompts prompts.jsonl --out small[/]
 
     In two processes:  [green]torchrun --nproc-per-node 2 -m forerun.cli.main train draft --prompts …[/]
 
     Then draft with it:  [green]forerun generate --drafter draft_model --draft-model small "Why is the sky blue?"[/]
+
+    Answers for several runs:  [green]forerun train answers --prompts prompts.jsonl --times 3 --out told[/]
+
+    Learn from them:  [green]forerun train eagle3 --prompts prompts.jsonl --answers told --out head[/]
     """
-    if method not in METHODS:
-        raise ValueError(f"there is no method {method!r} to train: use one of {', '.join(METHODS)}")
     first = int(os.environ.get("RANK", "0")) == 0
     with loading(f"Loading {target}") as told:
         from forerun.bench.provenance import provenance
@@ -149,31 +104,76 @@ def train(
         from forerun.train.estimate import estimate
         from forerun.train.processes import joined
         from forerun.train.prompts import read_prompts
-        from forerun.train.run import DraftRun, check_out, work_folder
+        from forerun.train.run import Run, check_out, target_of, work_folder
 
-        settings = options.settings()
-        if first and not dry_run:
-            check_out(out, resume)
+        only_answers = method == "answers"
+        if beside and method != "draft":
+            raise ValueError("--beside is for drafts that are drawn side by side: leave it out, or train a draft")
+        if only_answers:
+            _check_answers(shape, out, answers, resume, dry_run)
+        else:
+            settings = options.settings(method, shape)
+            if first and not dry_run:
+                check_out(out, resume)
         asked = read_prompts(prompts)
         place = find_device(_own_device(device))
         # On a CPU in float32: there matrices in bfloat16 are laid out in a way that only inference reads.
         dtype = "bfloat16" if place.type == "cuda" else "float32"
         loaded = LoadedModel.load(target, dtype=dtype, device=str(place), offline=offline, progress=told)
     name = Path(target).name if Path(target).exists() else target  # paths are nobody's business
+    if only_answers:
+        target_of(loaded, name)
+        if first:
+            with _progress(True) as tell:
+                _make_answers(loaded, asked, out, options.asking(), tell, as_json)
+        return
     with joined(place) as processes, _progress(first) as tell:
-        run = DraftRun(loaded, name, asked, settings, processes)
+        run = Run(loaded, name, asked, settings, processes, beside or ())
         if dry_run:
             tell("Trying a small part", 0, 0)
-            expected = estimate(run)
+            expected = estimate(run, None if answers is None else run.texts(answers))
         else:
             about = provenance({"method": method, "target": name, "prompts": prompts.name}, str(place))
-            made = run.train(out, work_folder(out), about, tell, lambda news: tell(_line(news), news.step, news.steps))
+            made = run.train(
+                out, work_folder(out), about, tell, lambda news: tell(_line(news), news.step, news.steps), answers
+            )
     if not first:
         return
     if dry_run:
         _print_estimate(expected, as_json)
     else:
         _print_result(out, made, as_json)
+
+
+def _check_answers(shape: ShapeOptions, out: Path, answers: Path | None, resume: bool, dry_run: bool) -> None:
+    if shape.given() or answers is not None or dry_run:
+        raise ValueError("`forerun train answers` only makes answers: leave out --answers, --dry-run and what shapes "
+                         "a drafter")  # fmt: skip
+    if out.exists() and not resume:
+        raise ValueError(f"{out} exists: add to it with --resume, delete it, or choose another --out")
+    if resume and not out.exists():
+        raise ValueError(f"there is no {out}, so there is nothing to go on with: leave --resume out")
+
+
+def _make_answers(
+    loaded: LoadedModel, asked: list[Prompt], out: Path, options: AnswerOptions, tell: Told, as_json: bool
+) -> None:
+    from forerun.train.answers import answer_prompts, read_answers
+
+    answer_prompts(loaded, asked, out, options, tell)
+    texts = read_answers(out, asked)
+    made = {
+        "file": str(out),
+        "prompts": len(asked),
+        "texts": len(texts),
+        "answer_tokens": sum(len(text.answer) for text in texts),
+        "bytes": out.stat().st_size,
+    }
+    if as_json:
+        typer.echo(json.dumps(made, indent=2))
+        return
+    line = f" has {made['answer_tokens']:,} tokens in {len(texts):,} answers, {out.stat().st_size / 1e6:,.1f} MB"
+    output().print(Text.assemble((str(out), "bold cyan"), line), soft_wrap=True)
 
 
 def _own_device(name: str | None) -> str | None:
@@ -200,7 +200,7 @@ def _print_estimate(expected: Estimate, as_json: bool) -> None:
     rows = {
         "prompts": f"{expected.prompts:,} to learn from, {expected.held_back:,} held back",
         "answers": f"{expected.texts:,}, at most {expected.answer_tokens:,} tokens, {expected.answer_seconds:,.0f} s",
-        "student": f"{expected.weights / 1e6:,.1f} million weights",
+        "learning": f"{expected.weights / 1e6:,.1f} million weights",
         "steps": f"{expected.steps:,} of {expected.step_seconds:.2f} s",
         "measurements": f"{expected.measures:,} of {expected.measure_seconds:.1f} s",
         "memory": f"{expected.memory_bytes / 1e9:.1f} GB",

@@ -1,32 +1,34 @@
 """What the target itself says to the prompts: the text that a drafter learns to foresee.
 
-A line of JSON for each conversation, written as soon as its last turn is answered. A run that was interrupted goes on
-behind the last whole line. Whether a prompt is answered greedily or with a seed depends on its id and the run's seed
-only, so an interruption does not change the texts.
+Whether a prompt is answered greedily or with a seed depends on its id and the run's seed only, so an interruption does
+not change the texts.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forerun.core.params import SamplingParams
-from forerun.engine.llm import LLM
-from forerun.engine.loaded import LoadedModel, default_slots
+from forerun.engine.loaded import LoadedModel
+from forerun.engine.prompts import to_tokens
+from forerun.models.identity import weights_identity
+from forerun.models.transformer import Transformer
+from forerun.train.answer_file import AnswerFile, Conversation
 from forerun.train.files import told_when_full
 from forerun.train.prompts import Prompt
 from forerun.train.texts import Text
+from forerun.train.writing import Writer
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and of how much."""
 
-CPU_BATCH, GPU_BATCH = 8, 64
-ROUND = 4
-"""Conversations that are answered before they are written, in batches: so that few places of a batch stay empty."""
+WRITTEN = 4
+"""Conversations that are written to the file together, in batches."""
 SAMPLED = 1.0
 """The temperature of the answers that are not greedy: the model's own law."""
 
@@ -39,10 +41,14 @@ class AnswerOptions:
     seed: int = 0
     longest: int = 2048
     """Tokens of prompt and answer together; a prompt that leaves no room for an answer is not asked."""
+    times: int = 1
+    """How often each prompt is asked. A greedy answer would be the same again: from the second time on all are
+    sampled."""
 
-    def params(self, prompt: Prompt, room: int) -> SamplingParams:
-        number = int.from_bytes(hashlib.sha256(f"{self.seed} {prompt.id}".encode()).digest()[:7], "big")
-        greedy = number % 1000 >= round(1000 * self.sampled)
+    def params(self, prompt: Prompt, room: int, time: int = 0) -> SamplingParams:
+        name = f"{self.seed} {prompt.id}" + (f" {time}" if time else "")
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+        greedy = not time and number % 1000 >= round(1000 * self.sampled)
         return SamplingParams(
             temperature=0.0 if greedy else SAMPLED,
             seed=None if greedy else number,
@@ -50,85 +56,134 @@ class AnswerOptions:
         )
 
 
-def open_llm(loaded: LoadedModel, longest: int, drafter: str = "none", **more: Any) -> LLM:
-    """With a cache for a batch of such texts, if the memory has room for it."""
-    batch = GPU_BATCH if loaded.target.device.type == "cuda" else CPU_BATCH
-    slots = min(batch * longest, default_slots(loaded.target, batch))
-    return LLM(loaded, drafter, max_batch=batch, cache_tokens=slots, **more)
+@dataclass
+class Talk:
+    """A conversation on its way."""
+
+    prompt: Prompt
+    time: int
+    messages: list[dict[str, str]] = field(default_factory=list)
+    turns: list[Text] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return answer_key(self.prompt, self.time)
+
+
+def answer_key(prompt: Prompt, time: int) -> str:
+    return f"{prompt.key} {time}"
+
+
+def open_answers(path: Path, loaded: LoadedModel, options: AnswerOptions) -> AnswerFile:
+    """The file to add answers to; one that was begun otherwise is refused."""
+    about = {"target": target_identity(loaded), "options": asdict(options)}
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return AnswerFile.create(path, about)
+    file = AnswerFile(path)
+    before = dict(file.about.get("options", {}))
+    # What was answered stays right when more is asked for.
+    changed = [name for name, value in asdict(options).items() if name != "times" and before.get(name) != value]
+    if file.about.get("target") != about["target"]:
+        changed.insert(0, "target")
+    if changed:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        raise ValueError(f"{path} was begun with another {flags}: give the same as before, or name another file")
+    file.cut_torn()
+    return file
+
+
+def target_identity(loaded: LoadedModel) -> str:
+    assert isinstance(loaded.target, Transformer)
+    return weights_identity(loaded.target)
 
 
 def answer_prompts(
     loaded: LoadedModel, prompts: Sequence[Prompt], path: Path, options: AnswerOptions, tell: Progress
 ) -> None:
     """Write the answers that the file does not have yet."""
-    done = _answered(path)
-    waiting = [prompt for prompt in prompts if prompt.id not in done]
-    tell("Answering prompts", len(prompts) - len(waiting), len(prompts))
-    if not waiting:
-        return
-    some = ROUND * (GPU_BATCH if loaded.target.device.type == "cuda" else CPU_BATCH)
-    with open_llm(loaded, options.longest) as llm, told_when_full(path):
-        for start in range(0, len(waiting), some):
-            entries = converse(llm, waiting[start : start + some], options)
-            with path.open("a", encoding="utf-8") as file:
-                file.write("".join(f"{json.dumps(entry)}\n" for entry in entries))
-            asked = len(prompts) - len(waiting[start + some :])
-            tell("Answering prompts", asked, len(prompts))
+    with told_when_full(path):
+        file = open_answers(path, loaded, options)
+        done = {conversation.key for conversation in file.conversations()}
+        asked = [Talk(prompt, time) for time in range(options.times) for prompt in prompts]
+        waiting = [talk for talk in asked if talk.key not in done]
+        tell("Answering prompts", len(asked) - len(waiting), len(asked))
+        if not waiting:
+            return
+        writer = Writer(loaded, options.longest)
+        some: list[Conversation] = []
+        with ThreadPoolExecutor(1) as aside:  # files are compressed while the next answers are written
+            last: Future[None] | None = None
+            for number, talk in enumerate(converse(writer, waiting, options), start=1):
+                some.append(Conversation(talk.key, talk.turns))
+                if len(some) == WRITTEN * writer.batch or number == len(waiting):
+                    if last is not None:
+                        last.result()
+                    last, some = aside.submit(file.append, some), []
+                    tell("Answering prompts", len(asked) - len(waiting) + number, len(asked))
+            if last is not None:
+                last.result()
 
 
-def converse(llm: LLM, prompts: Sequence[Prompt], options: AnswerOptions) -> list[dict[str, Any]]:
-    """All turns of the conversations, one turn of all at a time. A model without a chat template gets the first turn
-    only, as the beginning of a text."""
-    chats = llm.model.tokenizer.has_chat_template
-    talks: list[list[dict[str, str]]] = [[] for _ in prompts]
-    entries: list[dict[str, Any]] = [{"id": prompt.id, "turns": []} for prompt in prompts]
-    for turn in range(max(len(prompt.turns) for prompt in prompts) if chats else 1):
-        asked, tokens, params = [], [], []
-        for index, prompt in enumerate(prompts):
-            if turn >= len(prompt.turns) or len(entries[index]["turns"]) < turn:
-                continue
-            talks[index].append({"role": "user", "content": prompt.turns[turn]})
-            own = llm.tokens(talks[index] if chats else prompt.turns[0])
-            room = min(options.longest, llm.context_length) - len(own)
-            if room > 0:
-                asked.append(index)
-                tokens.append(own)
-                params.append(options.params(prompt, room))
-        if not asked:
-            break
-        for index, own, told in zip(asked, tokens, llm.generate(tokens, params), strict=True):
-            entries[index]["turns"].append({"prompt": own, "answer": told.token_ids})
-            talks[index].append({"role": "assistant", "content": told.text})
-    return entries
+def converse(writer: Writer, talks: Sequence[Talk], options: AnswerOptions) -> Iterator[Talk]:
+    """Lead the conversations, and give each when it is over. A model without a chat template gets the first turn only,
+    as the beginning of a text."""
+    tokenizer = writer.loaded.tokenizer
+    chats = tokenizer.has_chat_template
+    openings: dict[str, list[int]] = {}
+    on_way: dict[int, tuple[Talk, list[int]]] = {}
+
+    def ask(talk: Talk) -> bool:
+        """Whether there was something to ask, and room for an answer."""
+        turn = len(talk.turns)
+        if turn >= (len(talk.prompt.turns) if chats else 1):
+            return False
+        talk.messages.append({"role": "user", "content": talk.prompt.turns[turn]})
+        known = openings.get(talk.prompt.key) if turn == 0 else None
+        tokens = known or to_tokens(talk.messages if chats else talk.prompt.turns[0], tokenizer, chat=None)
+        if turn == 0 and options.times > 1:
+            openings[talk.prompt.key] = tokens
+        room = writer.longest - len(tokens)
+        if room < 1:
+            return False
+        on_way[writer.add(tokens, options.params(talk.prompt, room, talk.time))] = talk, tokens
+        return True
+
+    waiting = iter(talks)
+    some_left = True
+    while some_left or on_way:
+        while some_left and writer.pending < 2 * writer.batch:
+            talk = next(waiting, None)
+            if talk is None:
+                some_left = False
+            elif not ask(talk):
+                yield talk
+        for request, written in writer.step() if on_way else ():
+            talk, tokens = on_way.pop(request)
+            talk.turns.append(Text.of(tokens, written))
+            talk.messages.append({"role": "assistant", "content": tokenizer.decode(written)})
+            if not ask(talk):
+                yield talk
 
 
-def read_answers(path: Path, prompts: Sequence[Prompt]) -> list[Text]:
-    """The texts of these prompts, in their order, whatever the order in the file."""
-    found = {entry["id"]: entry["turns"] for entry in _entries(path)}
-    turns = [turn for prompt in prompts for turn in found.get(prompt.id, [])]
-    texts = [Text(tuple(turn["prompt"]), tuple(turn["answer"])) for turn in turns]
+def read_answers(path: Path, prompts: Sequence[Prompt], target: str = "") -> list[Text]:
+    """The texts of these prompts, in their order, whatever the order in the file. Answers of another target than the
+    one named are refused."""
+    file = AnswerFile(path)
+    if target and file.about.get("target") != target:
+        raise ValueError(f"{path} has the answers of another target: make some with `forerun train answers`")
+    found: dict[str, list[tuple[int, list[Text]]]] = {}
+    for conversation in file.conversations():
+        key, _, time = conversation.key.rpartition(" ")
+        found.setdefault(key, []).append((int(time), conversation.turns))
+    texts = [text for prompt in prompts for _, turns in sorted(found.get(prompt.key, []), key=_time) for text in turns]
     if not texts:
-        raise ValueError("no prompt leaves room for an answer: give shorter ones")
+        raise ValueError(
+            f"{path} has no answers to these prompts: give the prompts that were asked, or shorter ones, which leave "
+            "room for an answer"
+        )
     return texts
 
 
-def _answered(path: Path) -> set[str]:
-    """The ids of the conversations in the file. A last line that was torn by an interruption is cut off."""
-    if not path.exists():
-        return set()
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return {entry["id"] for entry in _entries(path)}
-
-
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                entry = json.loads(line)
-                yield {"id": str(entry["id"]), "turns": list(entry["turns"])}
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"line {number} of {path} is damaged: delete it, and it is answered again") from None
+def _time(entry: tuple[int, Any]) -> int:
+    return entry[0]

@@ -13,11 +13,11 @@ from statistics import mean
 
 import torch
 
-from forerun.train.answers import CPU_BATCH, GPU_BATCH, converse, open_llm
-from forerun.train.distil import Distil
-from forerun.train.loop import Loop
-from forerun.train.run import DraftRun
+from forerun.train.answers import Talk, converse
+from forerun.train.loop import TENTHS, Loop
+from forerun.train.run import Run
 from forerun.train.texts import Text
+from forerun.train.writing import Writer
 
 STEPS = 4
 """The first does not count."""
@@ -35,7 +35,7 @@ class Estimate:
     """At most: answers may end earlier."""
     steps: int
     weights: int
-    """Of the student."""
+    """That learn."""
     answer_seconds: float
     step_seconds: float
     """Of one step."""
@@ -48,65 +48,84 @@ class Estimate:
     """The most in use while the part ran, on the device that trains."""
 
 
-def estimate(run: DraftRun) -> Estimate:
-    options = run.settings.loop
-    texts = sum(len(prompt.turns) for prompt in run.learned)
-    tokens = texts * run.settings.answers.max_tokens
-    per_second, some = _answering(run)
-    step_seconds, measure_seconds = _learning(run, some)
-    measures = 1 + -(-options.steps // options.every)
+def estimate(run: Run, given: list[Text] | None = None) -> Estimate:
+    """`given` are answers that are there already."""
+    options, answers = run.settings.loop, run.settings.answers
+    if given is None:
+        texts = answers.times * sum(len(prompt.turns) for prompt in run.learned)
+        tokens = texts * answers.max_tokens
+        per_second, some = _answering(run)
+        answer_seconds = tokens / per_second
+    else:
+        texts, tokens, answer_seconds = len(given), sum(len(text.answer) for text in given), 0.0
+        some = given
+    trial = _learning(run, some)
+    measures = 1 + (TENTHS if options.every is None else -(-options.steps // options.every))
+    learning = options.steps * trial.step_seconds + measures * trial.measure_seconds
+    if options.time_limit is not None:
+        learning = min(learning, options.time_limit)
     return Estimate(
         prompts=len(run.learned),
         held_back=len(run.questions),
         texts=texts,
         answer_tokens=tokens,
         steps=options.steps,
-        weights=sum(weight.numel() for weight in run.student.parameters()),
-        answer_seconds=tokens / per_second,
-        step_seconds=step_seconds,
+        weights=trial.weights,
+        answer_seconds=answer_seconds,
+        step_seconds=trial.step_seconds,
         measures=measures,
-        measure_seconds=measure_seconds,
-        seconds=tokens / per_second + options.steps * step_seconds + measures * measure_seconds,
+        measure_seconds=trial.measure_seconds,
+        seconds=answer_seconds + learning,
         memory_bytes=_memory(run.target.device),
     )
 
 
-def _answering(run: DraftRun) -> tuple[float, list[Text]]:
+def _answering(run: Run) -> tuple[float, list[Text]]:
     """Tokens in a second, and texts as long as they may become."""
     options = run.settings.answers
-    batch = GPU_BATCH if run.target.device.type == "cuda" else CPU_BATCH
-    prompts = [replace(prompt, turns=prompt.turns[:1]) for prompt in run.learned[:batch]]
-    short = replace(options, max_tokens=min(TOKENS, options.max_tokens))
-    with open_llm(run.loaded, options.longest) as llm:
-        converse(llm, prompts[:1], replace(options, max_tokens=2))
-        start = time.perf_counter()
-        entries = converse(llm, prompts, short)
-        seconds = time.perf_counter() - start
-    turns = [entry["turns"][0] for entry in entries if entry["turns"]]
-    if not turns:
+    short = replace(options, max_tokens=min(TOKENS, options.max_tokens), times=1)
+    writer = Writer(run.loaded, options.longest)
+    talks = [Talk(replace(prompt, turns=prompt.turns[:1]), 0) for prompt in run.learned[: writer.batch]]
+    list(converse(writer, [replace(talks[0], messages=[], turns=[])], replace(options, max_tokens=2)))
+    start = time.perf_counter()
+    written = [text for talk in converse(writer, talks, short) for text in talk.turns]
+    seconds = time.perf_counter() - start
+    if not written:
         raise ValueError("no prompt leaves room for an answer: give shorter ones")
-    texts = [Text(tuple(turn["prompt"]), tuple(islice(cycle(turn["answer"]), options.max_tokens))) for turn in turns]
-    fitting = [Text(text.prompt, text.answer[: run.longest - len(text.prompt)]) for text in texts]
-    return sum(len(turn["answer"]) for turn in turns) / seconds, fitting
+    longest = [
+        Text.of(text.prompt.tolist(), list(islice(cycle(text.answer.tolist()), options.max_tokens))) for text in written
+    ]
+    fitting = [Text(text.tokens[: run.longest], text.asked) for text in longest]
+    return sum(len(text.answer) for text in written) / seconds, fitting
 
 
-def _learning(run: DraftRun, texts: list[Text]) -> tuple[float, float]:
-    """Seconds of a step and of a measurement."""
+@dataclass(frozen=True)
+class _Trial:
+    step_seconds: float
+    measure_seconds: float
+    weights: int
+
+
+def _learning(run: Run, texts: list[Text]) -> _Trial:
+    """What a step and a measurement take."""
     told: list[float] = []
     measured: list[float] = []
+    method = run.new_method(texts)
 
     def measure() -> float:
         start = time.perf_counter()
-        value = run.measure()
+        value = run.measure(method)
         measured.append(time.perf_counter() - start)
         return value
 
     with tempfile.TemporaryDirectory() as folder:
-        options = replace(run.settings.loop, steps=STEPS, every=STEPS)
+        options = replace(run.settings.loop, steps=STEPS, every=STEPS, time_limit=None)
         place = Path(folder) / "checkpoint.pt"
-        method = Distil(run.student, run.target)
-        Loop(method, texts, options, measure, place, run.processes, lambda news: told.append(time.perf_counter())).run()
-    return mean(later - earlier for earlier, later in pairwise(told)), measured[-1]
+        Loop(
+            method, texts, options, measure, place, run.processes, lambda _: told.append(time.perf_counter()), look=1
+        ).run()
+    learns = sum(weight.numel() for weight in method.module.parameters() if weight.requires_grad)
+    return _Trial(mean(later - earlier for earlier, later in pairwise(told)), measured[-1], learns)
 
 
 def _memory(device: torch.device) -> int:

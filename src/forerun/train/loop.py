@@ -1,8 +1,9 @@
 """The training loop, for any method that gives a loss for a batch of texts.
 
 Which texts a step takes and how fast it learns depend on its number alone, so a run that goes on from a checkpoint does
-what it would have done without the interruption. In several processes each takes its part of the batch, and the sum
-of all is divided by the number of all tokens: the same step as one process makes.
+what it would have done without the interruption; only a limit in time makes it depend on the clock. In several
+processes each takes its part of the batch, and the sum of all is divided by the number of all places: the same step as
+one process makes.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from forerun.train.batches import Batches
 from forerun.train.checkpoint import read_checkpoint, write_checkpoint
 from forerun.train.processes import Processes
 from forerun.train.texts import Text, TextBatch
@@ -27,19 +27,23 @@ CLIP = 1.0
 """The largest norm of a gradient."""
 EXPLODED = 10.0
 """A loss this many times the first one, plus one, will not come back."""
+LOOK = {"cpu": 1, "cuda": 25}
+"""Steps after which the host looks at the losses. It would have to wait for the device at each of them."""
+TENTHS = 10
+"""Measurements of a run, where it is not said how often to measure."""
 
 
 @dataclass(frozen=True)
 class Loss:
     total: Tensor
-    """Summed over tokens."""
+    """Summed over places."""
     count: int
-    """Of how many tokens."""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    """Of how many places."""
+    figures: Mapping[str, Tensor] = field(default_factory=dict)
     """What else to tell, summed likewise."""
 
 
-class Method(Protocol):
+class Learner(Protocol):
     @property
     def module(self) -> nn.Module:
         """What learns."""
@@ -53,21 +57,25 @@ class LoopOptions:
     steps: int = 2000
     batch: int = 16
     """Texts in a step, of all processes together."""
+    batch_tokens: int = 0
+    """Instead as many texts as have no more tokens together, their padding counted."""
     learning_rate: float = 3e-4
     warmup: float = 0.05
-    """The share of steps in which the learning rate rises; then it falls to nothing along a cosine."""
-    every: int = 200
-    """Steps between two measurements."""
+    """The share of the run in which the learning rate rises; then it falls to nothing along a cosine."""
+    every: int | None = None
+    """Steps between two measurements; None for ten in the whole run."""
     patience: int = 5
     """Measurements without a better one before it ends early."""
+    time_limit: float | None = None
+    """Seconds after which it ends."""
     seed: int = 0
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        rising = max(1, round(self.warmup * self.steps))
-        if step < rising:
-            return self.learning_rate * (step + 1) / rising
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, self.steps - rising)))
+    def rate(self, done: float) -> float:
+        """The learning rate where that share of the run is done."""
+        rising = max(1, round(self.warmup * self.steps)) / self.steps
+        if done < rising:
+            return self.learning_rate * min(1.0, (done + 1 / self.steps) / rising)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * (done - rising) / max(1 / self.steps, 1 - rising)))
 
 
 @dataclass
@@ -83,11 +91,13 @@ class Standing:
     """Measurements since it last rose."""
     history: list[dict[str, float]] = field(default_factory=list)
     """A row for each measurement: the step, the measure, and the figures of the steps before it."""
+    seconds: float = field(default=0.0, compare=False)
+    """What it has taken so far."""
 
 
 @dataclass(frozen=True)
 class News:
-    """What is told after every step."""
+    """What is told after every step, or after some on an accelerator."""
 
     step: int
     steps: int
@@ -100,25 +110,34 @@ class News:
 class Loop:
     def __init__(
         self,
-        method: Method,
+        method: Learner,
         texts: Sequence[Text],
         options: LoopOptions,
         measure: Callable[[], float],
         place: Path,
         processes: Processes = Processes(),
         tell: Callable[[News], None] = lambda news: None,
+        look: int | None = None,
     ) -> None:
-        """`measure` is what should rise; `place` is the file of the checkpoint."""
-        if options.batch % processes.count:
+        """`measure` is what should rise; `place` is the file of the checkpoint; `look` is how many steps go by before
+        the host looks at the losses, and tells."""
+        if not options.batch_tokens and options.batch % processes.count:
             raise ValueError(f"--batch is {options.batch}: give a multiple of {processes.count}, one share a process")
         self.method, self.texts, self.options = method, texts, options
         self.measure, self.place, self.processes, self.tell = measure, place, processes, tell
-        self.device = next(method.module.parameters()).device
+        self.learning = [weight for weight in method.module.parameters() if weight.requires_grad]
+        self.device = self.learning[0].device
+        self.batches = Batches([len(text) for text in texts], options.batch, options.batch_tokens, options.seed)
         self.standing = Standing()
         self.best_weights: dict[str, Tensor] = {}
-        self.optimizer = torch.optim.AdamW(method.module.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(
+            self.learning, lr=0.0, betas=(0.9, 0.95), weight_decay=0.01, fused=self.device.type == "cuda"
+        )
+        self._look_every = look or LOOK.get(self.device.type, 1)
         self._saved: int | None = None
+        self._unseen: list[tuple[tuple[str, ...], Tensor]] = []
         self._recent: list[dict[str, float]] = []
+        self._began = 0.0
 
     def resume(self) -> None:
         """Go on where the checkpoint was written."""
@@ -133,61 +152,90 @@ class Loop:
     def run(self) -> Standing:
         """Train to the end, and leave the module with its best weights."""
         standing, options = self.standing, self.options
-        step = self._wrapped()
+        self._began = time.perf_counter() - standing.seconds
         if not standing.history:
             self._measure()
-        start, began = time.perf_counter(), standing.step
-        while standing.step < options.steps and standing.since < options.patience:
-            self._learn(step)
-            per_step = (time.perf_counter() - start) / (standing.step - began)
-            self._tell((options.steps - standing.step) * per_step)
-            if standing.step % options.every == 0 or standing.step == options.steps:
+        done = self._done()
+        start, began = time.perf_counter(), done
+        while done < 1 and standing.since < options.patience:
+            self._learn(options.rate(done))
+            before, done = done, self._done()
+            if standing.step % self._look_every == 0:
+                self._look()
+                taken = time.perf_counter() - start
+                self._tell(taken / max(done - began, 1e-9) * max(0.0, 1 - done))
+            if done >= 1 or self._due(before, done):
                 self._measure()
         self.method.module.load_state_dict(self.best_weights)
         return standing
 
-    def _wrapped(self) -> nn.Module:
-        step = _Step(self.method)
-        return step if self.processes.count == 1 else DistributedDataParallel(step)
+    def _done(self) -> float:
+        """The share of the run that is over, by steps or by time, and the same for all processes."""
+        by_steps = self.standing.step / self.options.steps
+        limit = self.options.time_limit
+        if limit is None:
+            return by_steps
+        by_time = self.processes.from_first((time.perf_counter() - self._began) / limit, self.device)
+        return max(by_steps, min(1.0, by_time))
 
-    def _learn(self, step: nn.Module) -> None:
-        """One step of the optimiser, unless the loss has gone astray."""
-        options, standing = self.options, self.standing
-        chosen = batch_indices(standing.step, options.batch, len(self.texts), options.seed)
-        own = chosen[self.processes.rank :: self.processes.count]
-        batch = TextBatch.pack([self.texts[index] for index in own], self.device)
+    def _due(self, before: float, done: float) -> bool:
+        """Whether it is time to measure."""
+        if self.options.every is not None:
+            return self.standing.step % self.options.every == 0
+        return int(TENTHS * done + 1e-9) > int(TENTHS * before + 1e-9)
+
+    def _learn(self, rate: float) -> None:
+        """One step of the optimiser."""
         for group in self.optimizer.param_groups:
-            group["lr"] = options.rate(standing.step)
+            group["lr"] = rate
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            loss: Loss = step(batch)
-        local = {"loss": float(loss.total.detach()), "count": float(loss.count), **loss.figures}
-        sums = self.processes.sums(local, self.device)
-        count = sums.pop("count")
-        means = {name: value / count for name, value in sums.items()}
-        self._refuse_astray(means["loss"], "loss")
+            loss = self.method.loss(self._batch())
+        sums = torch.stack([loss.total.detach(), *loss.figures.values()]).double()
+        sums, count = self.processes.sums(sums, loss.count)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss.total * (self.processes.count / count))
-        norm = nn.utils.clip_grad_norm_(self.method.module.parameters(), CLIP)
-        self._refuse_astray(float(norm), "gradient")
+        torch.autograd.backward(loss.total / count.to(loss.total.dtype))
+        self.processes.sum_gradients(self.learning)
+        norm = nn.utils.clip_grad_norm_(self.learning, CLIP)
         self.optimizer.step()
-        standing.step += 1
-        if standing.first_loss is None:
-            standing.first_loss = means["loss"]
-        self._recent.append(means)
+        self.standing.step += 1
+        self._unseen.append((("loss", *loss.figures, "gradient"), torch.cat([sums / count, norm.double()[None]])))
 
-    def _refuse_astray(self, value: float, what: str) -> None:
+    def _batch(self) -> TextBatch:
+        """This process's part of a step's texts. Where there is none left, one of which nothing is learned."""
+        step, rank = self.standing.step, self.processes.rank
+        chosen = self.batches.at(step)
+        own = [self.texts[index] for index in chosen[rank :: self.processes.count]]
+        texts = own or [Text(self.texts[chosen[0]].tokens, len(self.texts[chosen[0]]))]
+        seed = (self.options.seed * 1_000_003 + step) * 1009 + rank
+        return TextBatch.pack(texts, self.device, seed % 2**63)
+
+    def _look(self) -> None:
+        """At the losses since the last look; a run that has gone astray is ended."""
+        rows = [row.tolist() for row in torch.stack([row for _, row in self._unseen]).cpu()] if self._unseen else []
+        first_step = self.standing.step - len(rows) + 1
+        for step, (names, _), row in zip(range(first_step, self.standing.step + 1), self._unseen, rows, strict=True):
+            means = dict(zip(names, row, strict=True))
+            if self.standing.first_loss is None and math.isfinite(means["loss"]):
+                self.standing.first_loss = means["loss"]
+            self._refuse_astray(means["loss"], "loss", step)
+            self._refuse_astray(means.pop("gradient"), "gradient", step)
+            self._recent.append(means)
+        self._unseen = []
+
+    def _refuse_astray(self, value: float, what: str, step: int) -> None:
         first = self.standing.first_loss
         exploded = what == "loss" and first is not None and value > EXPLODED * (first + 1)
         if math.isfinite(value) and not exploded:
             return
         kept = "" if self._saved is None else f", and go on from step {self._saved} with --resume"
         raise ValueError(
-            f"the {what} is {value:.4g} at step {self.standing.step + 1}, so training has diverged: lower "
-            f"--learning-rate ({self.options.learning_rate:g}){kept}"
+            f"the {what} is {value:.4g} at step {step}, so training has diverged: lower --learning-rate "
+            f"({self.options.learning_rate:g}){kept}"
         )
 
     def _measure(self) -> None:
         """Measure, note what is best, and write the checkpoint."""
+        self._look()
         standing, processes = self.standing, self.processes
         value = processes.from_first(self.measure() if processes.first else 0.0, self.device)
         names = self._recent[0] if self._recent else ()
@@ -199,6 +247,7 @@ class Loop:
             standing.best, standing.best_step = value, standing.step
             weights = self.method.module.state_dict()
             self.best_weights = {name: weight.detach().clone() for name, weight in weights.items()}
+        standing.seconds = time.perf_counter() - self._began
         if processes.first:
             write_checkpoint(self.place, self._content())
         self._saved = standing.step
@@ -214,31 +263,6 @@ class Loop:
 
     def _tell(self, seconds_left: float) -> None:
         standing = self.standing
+        loss = self._recent[-1]["loss"] if self._recent else math.nan
         latest = standing.history[-1]["measure"]
-        loss = self._recent[-1]["loss"]
         self.tell(News(standing.step, self.options.steps, seconds_left, loss, latest, standing.best))
-
-
-class _Step(nn.Module):
-    """The loss as a module, which is what takes gradients across processes."""
-
-    def __init__(self, method: Method) -> None:
-        super().__init__()
-        self.learns = method.module
-        self.loss = method.loss
-
-    def forward(self, batch: TextBatch) -> Loss:
-        return self.loss(batch)
-
-
-def batch_indices(step: int, batch: int, count: int, seed: int) -> list[int]:
-    """The texts of a step: all of them in an order by chance, then again in another order, and so on."""
-    places = range(step * batch, (step + 1) * batch)
-    return [_order(place // count, count, seed)[place % count] for place in places]
-
-
-@lru_cache(maxsize=4)
-def _order(epoch: int, count: int, seed: int) -> list[int]:
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    order: list[int] = torch.randperm(count, generator=generator).tolist()
-    return order

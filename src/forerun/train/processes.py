@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed, nn
 
 PATIENCE = timedelta(days=2)
 """The first process answers the prompts and measures, while the others wait for it."""
@@ -24,13 +24,21 @@ class Processes:
     def first(self) -> bool:
         return self.rank == 0
 
-    def sums(self, values: Mapping[str, float], device: torch.device) -> dict[str, float]:
-        """Each value summed over all processes."""
+    def sums(self, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Values [N] and a count, each summed over all processes; both stay on the device."""
+        whole = torch.cat([values, torch.full((1,), count, dtype=values.dtype, device=values.device)])
+        if self.count > 1:
+            distributed.all_reduce(whole)
+        return whole[:-1], whole[-1].clamp_min(1)
+
+    def sum_gradients(self, weights: Sequence[nn.Parameter]) -> None:
+        """Of all processes, in place."""
         if self.count == 1:
-            return dict(values)
-        summed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
-        distributed.all_reduce(summed)
-        return dict(zip(values, summed.tolist(), strict=True))
+            return
+        for weight in weights:
+            if weight.grad is None:  # nothing of this process's part came by it
+                weight.grad = torch.zeros_like(weight)
+            distributed.all_reduce(weight.grad)
 
     def from_first(self, value: float, device: torch.device) -> float:
         """What the first process says, which the others wait for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -16,11 +17,17 @@ class Prompt:
     turns: tuple[str, ...]
     """What the user says; each is answered before the next is said."""
 
+    @property
+    def key(self) -> str:
+        """Tells it from others, also those of other files that have the same id."""
+        return f"{self.id} {hashlib.sha256(json.dumps(self.turns).encode()).hexdigest()[:12]}"
+
 
 def read_prompts(path: Path) -> list[Prompt]:
     """JSON if the file begins with a brace. In plain text empty lines are skipped."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        # Not `splitlines`: a prompt may have characters that Python takes for the end of a line, and JSON does not.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8: name a file of JSON lines or of plain text") from None
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]

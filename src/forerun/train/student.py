@@ -32,6 +32,13 @@ class StudentShape:
     """The width; the target's where None."""
 
 
+def text_part(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json without what is around the text model."""
+    if hf.get("model_type") == "gemma3":  # which reads pictures too
+        return {"eos_token_id": hf.get("eos_token_id"), **hf["text_config"], "model_type": "gemma3_text"}
+    return dict(hf)
+
+
 def student_hf_config(hf: Mapping[str, Any], target: ModelConfig, shape: StudentShape) -> dict[str, Any]:
     """The student's config.json, made from the target's."""
     if not 1 <= shape.layers <= len(target.layers):
@@ -41,8 +48,7 @@ def student_hf_config(hf: Mapping[str, Any], target: ModelConfig, shape: Student
         raise ValueError(f"--hidden is {hidden}: give a multiple of {target.head_dim}, the size of a head")
     same = hidden == target.hidden_size
     heads = target.heads if same else hidden // target.head_dim
-    if hf.get("model_type") == "gemma3":  # a wrapper with pictures around the text model
-        hf = {"eos_token_id": hf.get("eos_token_id"), **hf["text_config"], "model_type": "gemma3_text"}
+    hf = text_part(hf)
     made = {key: value for key, value in hf.items() if key not in ("torch_dtype", "forerun_enlarged")}
     made |= {
         "model_type": DENSE.get(str(hf["model_type"]), hf["model_type"]),

@@ -1,0 +1,128 @@
+"""Heads that foresee the target's states one after another: EAGLE (Li et al., 2024), EAGLE-3 (Li et al., 2025) and
+multi-token prediction (DeepSeek-AI, 2024). How they go on from their own states is told in `unroll.py`.
+
+    eagle3   Σ_k 0.8^k · KL(p ‖ q_k)                              T = 7 steps
+    mtp      the same                                            T = 7
+    eagle    SmoothL1(f̂, f) + 0.1 · KL(p ‖ q)                    T = 1, with some noise on the states it is given
+
+p is the target's own law there, over the draft vocabulary. DeepSeek trained its modules with the target, on tokens that
+people wrote, where there was no law to learn from; here it is there, and says more about what will be accepted. With
+`soft` below 1 the rest goes to the token that was written. Recursive use of one module, which DeepSeek leaves to
+inference, is trained for too: T = 1 is its own recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from forerun.drafters.drafter import Drafter
+from forerun.drafters.find import Setup
+from forerun.models.heads.feature_head import FeatureHead, hf_config, new_head
+from forerun.models.heads.files import HeadFolder
+from forerun.train.compiled import maybe_compiled
+from forerun.train.dense import states
+from forerun.train.law_loss import Laws, compare, distance
+from forerun.train.loop import Loss
+from forerun.train.measure import CHAIN
+from forerun.train.methods.method import (
+    Task,
+    draft_vocabulary,
+    fading,
+    figures,
+    head_drafter,
+    label_places,
+    write_method,
+)
+from forerun.train.texts import TextBatch
+from forerun.train.unroll import joint, unroll
+
+LAW_SHARE = 0.1
+"""What the law counts in EAGLE's loss, beside the state."""
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    unroll: int = 7
+    """Steps of the training-time test."""
+    noise: float = 0.0
+    """Uniform noise on the target's states, so many times their standard deviation to either side: at inference a head
+    that was trained for one step reads its own states, which are not exact."""
+    inner: int | None = None
+    """The width of the MLP; the target's where None."""
+    draft_vocabulary: int = 8192
+    """The tokens that can be drafted: so many that are the most frequent ones; 0 for all."""
+    soft: float = 1.0
+    """How much the target's law counts; the rest goes to the token that was written."""
+
+
+@torch.no_grad()
+def begin_still(head: FeatureHead) -> None:
+    """Let the layer add nothing at first, so that the state is handed on. EAGLE's has no input norm, so the target's
+    last layer, which it is taken from, makes something enormous of what it is given here: on SmolLM2 the loss was 86 in
+    the beginning and 37 after twelve steps, and is 1.8 and 0.8 so."""
+    for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+        head.get_parameter(f"model.layers.0.{name}").zero_()
+
+
+class FeatureMethod:
+    depth = CHAIN
+
+    def __init__(self, name: str, options: FeatureOptions, task: Task) -> None:
+        self.name, self.options = name, options
+        self.target, self.hf = task.target, task.hf
+        ids = draft_vocabulary(task, options.draft_vocabulary)
+        self.head: FeatureHead = new_head(name, task.target, ids=ids, inner=options.inner, seed=task.seed)
+        if name == "eagle":
+            begin_still(self.head)
+        self._rows = task.target.head_rows(ids)
+        self._places = label_places(ids, task.target.vocab_size, task.target.device)
+        self._compare = maybe_compiled(compare, task.compile, task.target.device)
+        self._joint = maybe_compiled(joint, task.compile, task.target.device)
+
+    @property
+    def module(self) -> FeatureHead:
+        return self.head
+
+    def loss(self, batch: TextBatch) -> Loss:
+        options, steps = self.options, self.options.unroll
+        with torch.no_grad():
+            found = states(self.target, batch.tokens, self.head.taps)
+        features = self._noisy(self.head.fuse(found.behind), batch.seed)
+        made = unroll(self.head, batch.tokens, features, steps, self._joint)
+        # Step k of row i gives the law of row i + 1 + k.
+        x = torch.stack([batch.at(state, back=1 + k) for k, state in enumerate(made)], 1)  # [W, T, H]
+        weights = batch.reached(steps) * fading(steps, x.device)
+        labels = None
+        if options.soft < 1:
+            labels = batch.labels if self._places is None else self._places[batch.labels]
+        laws = Laws(batch.at(found.normed), self._rows, labels, options.soft)
+        apart = distance(self.head.model.norm(x), self._rows, laws, weights, self._compare)
+        total = apart.total
+        if self.name == "eagle":
+            true = laws.states[:, None].expand_as(x).to(x.dtype)
+            off = functional.smooth_l1_loss(x, true, reduction="none").mean(-1)
+            total = (weights * off).sum() + LAW_SHARE * total
+        return Loss(total, batch.laws, figures(apart))
+
+    def _noisy(self, features: Tensor, seed: int) -> Tensor:
+        if not self.options.noise:
+            return features
+        generator = torch.Generator(features.device).manual_seed(seed)
+        drawn = torch.rand(features.shape, generator=generator, device=features.device, dtype=features.dtype)
+        return features + (2 * drawn - 1) * (self.options.noise * features.detach().std())
+
+    def folder(self) -> HeadFolder:
+        return HeadFolder(self.name, hf_config(self.head, self.hf), self.head.trained())
+
+    def write(self, out: Path, manifest: Mapping[str, Any], bits: int) -> None:
+        write_method(self, out, manifest, bits)
+
+    def drafter(self, setup: Setup, bits: int) -> Drafter:
+        return head_drafter(self, setup, bits)

@@ -1,0 +1,83 @@
+"""Heads on the target's last state: blockwise parallel decoding (Stern et al., 2018) and Medusa-1 (Cai et al., 2024).
+
+Head k reads the state at row i and foresees token i + 2 + k: that of row i + 1 + k's own law. So for each law that is
+learned there are K states, 1 … K rows before it, each read by one of the heads. Loss: Σ_k 0.8^k · KL(p ‖ q_k).
+
+Medusa learned from the tokens that were written. Here it is the target's law at that place: the law says what else
+would have been accepted, and has less chance in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.drafters.drafter import Drafter
+from forerun.drafters.find import Setup
+from forerun.models.heads.files import HeadFolder
+from forerun.models.heads.side_heads import SideHeads, new_side_heads, side_config
+from forerun.train.compiled import maybe_compiled
+from forerun.train.dense import states
+from forerun.train.law_loss import Laws, compare, distance
+from forerun.train.loop import Loss
+from forerun.train.methods.method import (
+    Task,
+    draft_vocabulary,
+    fading,
+    figures,
+    head_drafter,
+    label_places,
+    write_method,
+)
+from forerun.train.texts import TextBatch
+
+
+@dataclass(frozen=True)
+class SideOptions:
+    heads: int = 4
+    """How many tokens ahead are foreseen."""
+    draft_vocabulary: int = 8192
+    """The tokens that can be drafted: so many that are the most frequent ones; 0 for all."""
+    soft: float = 1.0
+    """How much the target's law counts; the rest goes to the token that was written."""
+
+
+class SideMethod:
+    def __init__(self, name: str, options: SideOptions, task: Task) -> None:
+        self.name, self.depth, self.soft = name, options.heads, options.soft
+        self.target, self.hf = task.target, task.hf
+        ids = draft_vocabulary(task, options.draft_vocabulary)
+        self.heads: SideHeads = new_side_heads(name, task.target, options.heads, ids=ids, seed=task.seed)
+        self._rows = task.target.head_rows(ids)
+        self._places = label_places(ids, task.target.vocab_size, task.target.device)
+        self._compare = maybe_compiled(compare, task.compile, task.target.device)
+
+    @property
+    def module(self) -> SideHeads:
+        return self.heads
+
+    def loss(self, batch: TextBatch) -> Loss:
+        with torch.no_grad():
+            normed = states(self.target, batch.tokens).normed
+        made = self.heads.states(normed.to(self.heads.dtype))  # [B, L, K, H]
+        x = torch.stack([batch.at(made[:, :, k], back=1 + k) for k in range(self.depth)], 1)  # [W, K, H]
+        weights = batch.reached(self.depth) * fading(self.depth, x.device)
+        labels = None
+        if self.soft < 1:
+            labels = batch.labels if self._places is None else self._places[batch.labels]
+        laws = Laws(batch.at(normed), self._rows, labels, self.soft)
+        found = distance(x, self._rows, laws, weights, self._compare)
+        return Loss(found.total, batch.laws, figures(found))
+
+    def folder(self) -> HeadFolder:
+        return HeadFolder(self.name, side_config(self.heads, self.hf), self.heads.trained())
+
+    def write(self, out: Path, manifest: Mapping[str, Any], bits: int) -> None:
+        write_method(self, out, manifest, bits)
+
+    def drafter(self, setup: Setup, bits: int) -> Drafter:
+        return head_drafter(self, setup, bits)

@@ -1,0 +1,129 @@
+"""What is found out about a trained drafter, against what is known of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun.core.params import SamplingParams
+from forerun.drafters.none import NoDrafter
+from forerun.drafters.trained import FeatureDrafter, SideDrafter
+from forerun.drafters.trained_folder import Calibration
+from forerun.drafters.tree_spec import TreeSpec
+from forerun.engine.engine import Engine
+from forerun.engine.request import Request
+from forerun.models.heads.feature_head import new_head
+from forerun.models.heads.files import HeadFolder, read_head, update_manifest, write_head
+from forerun.models.heads.side_heads import SideHeads, new_side_heads
+from forerun.models.transformer import Transformer
+from forerun.train.examine import STRIDE, TAUS, TOP, Findings, examine
+from tests.drafters.test_heads import ids_of, shaken, slow_logits
+from tests.engine.tiny import drain, tiny_model
+
+
+def greedy_texts(target: Transformer, count: int = 3, length: int = 40) -> list[tuple[list[int], int]]:
+    engine = Engine(target, NoDrafter(), slots=1024)
+    params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+    prompts = [[7 + n, 8, 9, 10 + n] for n in range(count)]
+    told = drain(engine, [Request(prompt, params) for prompt in prompts])
+    return [(prompt + own[0], len(prompt) - 1) for prompt, own in zip(prompts, told, strict=True)]
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle3", "medusa"])
+def test_accuracies_are_those_of_the_slow_way(method: str) -> None:
+    """Led along the text, everything computed anew at every place."""
+    target, depth = tiny_model(), 3
+    head = shaken(method, target, torch.arange(0, 50))
+    texts = greedy_texts(target, count=6)
+    drafter: FeatureDrafter | SideDrafter
+    if isinstance(head, SideHeads):
+        drafter = SideDrafter(head, TreeSpec.parse("3"), target.vocab_size)
+    else:
+        drafter = FeatureDrafter(head, 512, TreeSpec.parse("3"), target.vocab_size)
+    found = examine(drafter, target, texts, depth)
+    seen, right = torch.zeros(depth), torch.zeros(depth, TOP)
+    for text, start in texts:
+        for at in range(max(2, start), len(text) - depth, STRIDE):
+            for d in range(depth):
+                said = slow_logits(head, target, text[: at + 1], text[at + 1 : at + 1 + d]).argsort(descending=True)
+                ranked = ids_of(head, said)[:TOP]
+                seen[d] += 1
+                if text[at + 1 + d] not in ranked:
+                    break
+                right[d, ranked.index(text[at + 1 + d])] += 1
+    assert float(right.sum()) > 5
+    assert float(seen[1]) > 2
+    assert torch.equal(found.seen, seen)
+    assert torch.equal(found.right, right)
+
+
+def test_heads_on_one_state() -> None:
+    target = tiny_model()
+    heads = new_side_heads("medusa", target, 2, ids=torch.arange(0, 50, 2))
+    found = examine(SideDrafter(heads, TreeSpec.parse("2"), target.vocab_size), target, greedy_texts(target), 5)
+    assert found.depth == 2
+    assert float(found.seen[0]) > 10
+
+
+def laws(spread: float, seed: int) -> Tensor:
+    return spread * torch.randn(400, 30, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_drafter_that_is_the_target_is_always_right_and_knows_it() -> None:
+    found, noise = Findings(1), torch.Generator().manual_seed(0)
+    p = laws(2.0, 1)
+    assert bool(found.learn(0, p, p, None, noise).all())
+    assert found.accuracies[0][0] == 1.0
+    assert found.tau == TAUS[0]  # the race is decided: the sharpest there is
+
+
+def test_confidence_is_compared_with_what_came_true() -> None:
+    """Targets whose likeliest token is drawn from the drafter's own law: confidences are chances then."""
+    found, noise = Findings(1), torch.Generator().manual_seed(0)
+    q = laws(2.0, 1).repeat(10, 1)
+    said = torch.multinomial(q.softmax(-1), 1, generator=noise)
+    found.learn(0, q, torch.zeros_like(q).scatter_(1, said, 9.0), None, noise)
+    for row in found.table:
+        if row["candidates"] > 300:
+            assert row["acceptance"] == pytest.approx(row["confidence"], abs=0.08)
+
+
+def test_the_further_the_laws_are_apart_the_flatter_the_confidences() -> None:
+    taus = []
+    for apart in (0.3, 1.0, 2.5):
+        found, noise = Findings(1), torch.Generator().manual_seed(0)
+        q = laws(2.0, 1)
+        found.learn(0, q, q + laws(apart, 2), None, noise)
+        taus.append(found.tau)
+    assert taus == sorted(taus)
+    assert taus[0] < taus[-1]
+
+
+def test_a_token_outside_the_draft_vocabulary_is_never_right() -> None:
+    found = Findings(1)
+    p = torch.zeros(4, 30)
+    p[:, 29] = 9.0
+    went_on = found.learn(0, torch.randn(4, 10), p, torch.arange(10), torch.Generator().manual_seed(0))
+    assert not bool(went_on.any())
+    assert sum(found.accuracies[0]) == 0
+
+
+def test_too_little_text_is_refused() -> None:
+    target = tiny_model()
+    drafter = FeatureDrafter(new_head("eagle", target), 512, TreeSpec.parse("3"), target.vocab_size)
+    with pytest.raises(ValueError, match="too little text"):
+        examine(drafter, target, [([1, 2, 3], 1)], 3)
+
+
+def test_what_was_found_is_kept_beside_the_weights(tmp_path: Path) -> None:
+    target = tiny_model()
+    write_head(tmp_path / "head", HeadFolder("eagle", {}, new_head("eagle", target).trained(), {"steps": 5}))
+    update_manifest(tmp_path / "head", calibration={"accuracies": [[0.5, 0.1]], "tau": 1.2, "trees": {"cpu": "3"}})
+    manifest = read_head(tmp_path / "head").manifest
+    assert manifest["steps"] == 5
+    assert Calibration.of(manifest).tau == 1.2
+    assert json.loads((tmp_path / "head" / "forerun.json").read_text())["method"] == "eagle"

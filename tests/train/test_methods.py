@@ -1,0 +1,99 @@
+"""The losses of all methods: what they begin with, and that they hold in the number formats of an accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forerun.models.config import Layer
+from forerun.models.transformer import Transformer
+from forerun.train.methods.find import METHODS, method_options, new_method
+from forerun.train.methods.method import Method, Task
+from forerun.train.texts import Text, TextBatch
+from tests.models.rows import VOCABULARY, config, tiny
+
+TARGET = config(4, 2, 16, layers=(Layer(), Layer(), Layer(), Layer()))
+HF: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+SOME = {"unroll": 3, "heads": 3, "draft_vocabulary": 64}
+
+
+def texts() -> list[Text]:
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randint(VOCABULARY, (6, 30), generator=generator).tolist()
+    return [Text.of(row[: 3 + index], row[3 + index : 20 + index]) for index, row in enumerate(rows)]
+
+
+def method(name: str, target: Transformer, **given: Any) -> Method:
+    fitting = {key: value for key, value in SOME.items() if hasattr(METHODS[name], key)}
+    return new_method(name, method_options(name, {**fitting, **given}), Task(target, HF, Path(), texts(), seed=1))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_half_precision_is_close(name: str) -> None:
+    """As on an accelerator: the target in bfloat16, what learns in float32, products in bfloat16."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        learner = method(name, tiny(TARGET, dtype=dtype))
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = learner.loss(TextBatch.pack(texts(), seed=3))
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        learning = {key: weight for key, weight in learner.module.named_parameters() if weight.requires_grad}
+        assert all(weight.dtype == torch.float32 and weight.grad is not None for weight in learning.values())
+        gradient = torch.cat([weight.grad.flatten() for weight in learning.values() if weight.grad is not None])
+        found.append((float(loss.total.detach()) / loss.count, gradient))
+    assert found[1][0] == pytest.approx(found[0][0], rel=0.05, abs=0.02)
+    assert float(torch.cosine_similarity(found[0][1], found[1][1], 0)) > 0.95
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "draft"])
+def test_what_does_not_learn_stays(name: str) -> None:
+    target = tiny(TARGET, dtype=torch.float32)
+    before = {key: weight.clone() for key, weight in target.state_dict().items()}
+    learner = method(name, target)
+    frozen = {key: weight.clone() for key, weight in learner.module.named_parameters() if not weight.requires_grad}
+    optimizer = torch.optim.SGD([weight for weight in learner.module.parameters() if weight.requires_grad], lr=0.1)
+    learner.loss(TextBatch.pack(texts(), seed=3)).total.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert all(torch.equal(weight, before[key]) for key, weight in target.state_dict().items())
+    assert set(frozen) <= {"lm_head.weight"}
+    for key, weight in frozen.items():
+        assert torch.equal(learner.module.get_parameter(key), weight)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "mtp", "medusa"])
+def test_tokens_outside_the_draft_vocabulary_are_not_learned(name: str) -> None:
+    """With the tokens that were written as the only labels, texts of other tokens have nothing to learn from."""
+    target = tiny(TARGET, dtype=torch.float32)
+    learner = method(name, target, soft=0.0)
+    ids = learner.module.ids
+    assert isinstance(ids, torch.Tensor)
+    assert ids.shape == (64,)
+    outside = sorted(set(range(VOCABULARY)) - set(ids.tolist()))
+    loss = learner.loss(TextBatch.pack([Text.of(outside[:4], outside[4:12])]))
+    assert float(loss.total.detach()) == 0
+    inside = learner.loss(TextBatch.pack([Text.of(outside[:4], ids.tolist()[:8])]))
+    assert float(inside.total.detach()) > 0
+
+
+def test_noise_is_by_the_seed() -> None:
+    learner = method("eagle", tiny(TARGET, dtype=torch.float32))
+    losses = [float(learner.loss(TextBatch.pack(texts(), seed=seed)).total.detach()) for seed in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2]
+    quiet = method("eagle", tiny(TARGET, dtype=torch.float32), noise=0.0)
+    found = [float(quiet.loss(replace(TextBatch.pack(texts()), seed=seed)).total.detach()) for seed in (1, 2)]
+    assert found[0] == found[1]
