@@ -343,7 +343,7 @@ class HeadRun(Run):
         self._states = [states]
         flat = torch.tensor([token for own in tokens for token in own])
         x, beside = self._head.enter(flat, states[torch.tensor(brought)])
-        output = self._head.amx.run(x, beside, at.reading(), self._cache.storage, (1,))
+        output = self._head.amx.run(x, beside, at.reading(), self._cache.storage, (1,), summed=False)
         self._states.append(self._head.next_states(output.features[1]))
         self.sound = True
         return output.logits

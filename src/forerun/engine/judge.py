@@ -41,10 +41,11 @@ def judge(tree: DraftTree, output: Output, jobs: list[Job], packed: Packed, laws
     device = output.logits.device
     seeds = to_device([[job.sequence.seed, job.sequence.position + 1] for job in jobs], device)
     noise = StepNoise(seeds[:, 0], seeds[:, 1])
+    any_drafts = tree.size > 1 and tree.max_depth > 0  # the size is known before there are tensors
     groups: dict[str, list[int]] = {}
     rules: dict[str, VerificationRule] = {}
     for b, job in enumerate(jobs):
-        rule = job.rule if tree.max_depth else without_drafts(job.rule)
+        rule = job.rule if any_drafts else without_drafts(job.rule)
         groups.setdefault(rule.name, []).append(b)
         rules[rule.name] = rule
     if len(groups) == 1:

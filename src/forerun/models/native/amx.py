@@ -185,7 +185,10 @@ class AmxPass:
         storage: Storage,
         layers: Sequence[int] = (),
         only: Sequence[int] | None = None,
+        *,
+        summed: bool = True,
     ) -> Output:
+        """Without `summed` nobody asks for the likeliest tokens."""
         assert storage.whole is not None, "the storage was not made by this model"
         config, seen, wanted = self.config, reading.seen, reading.wanted
         rows = x.shape[0]
@@ -221,6 +224,8 @@ class AmxPass:
                 )
             ),
         )
+        if not summed:
+            return Output(logits, features)
         return Output(logits, features, _first(highest, likeliest), peaks)
 
     def _keep(self, vector: Tensor) -> int:
