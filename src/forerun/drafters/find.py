@@ -22,6 +22,7 @@ HELPERS = frozenset(
         "drafter",
         "find",
         "growing",
+        "growth_in_c",
         "head_ahead",
         "host_growth",
         "layer_choice",

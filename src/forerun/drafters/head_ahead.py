@@ -21,6 +21,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.device_growth import Growths
 from forerun.drafters.drafter import Budget, Observation
+from forerun.drafters.growth_in_c import GrowthInC
 from forerun.drafters.host_growth import fits, grow_on_host, plain_laws
 from forerun.drafters.run_ahead import Rows, Run
 from forerun.drafters.tree_spec import TreeSpec
@@ -62,10 +63,13 @@ class _Waiting:
 
 class HeadAhead:
     def __init__(self, head: FeatureHead, slots: int) -> None:
+        if not head.prepared:  # which way trees grow depends on it
+            head.prepare()
         self.model = head
         self.cache = KVCache(head.new_storage(slots))
         self._texts: dict[int, _Waiting] = {}
-        self._growths = Growths(head, self.cache.storage)
+        self.in_c = GrowthInC(head)
+        self.on_device = Growths(head, self.cache.storage)
 
     def observe(self, observations: Many[Observation]) -> None:
         """States that do not follow those before them, as after a pause in which nobody looked, are of no use: that
@@ -117,7 +121,7 @@ class HeadAhead:
                 taken += needed
                 room.append(rows)
                 states.append(waiting.first(waiting.rows))
-        run = HeadRun(self.model, self.cache, shifted, room, states, self._growths)
+        run = HeadRun(self, shifted, room, states)
         for b, sequence in enumerate(sequences):
             if room[b] is not None:
                 waiting = self._texts[sequence.id]
@@ -233,18 +237,11 @@ class HeadRun(Run):
     """As any run, and each row brings a state: the target's up to the root, below it what its parent's row gave."""
 
     def __init__(
-        self,
-        head: FeatureHead,
-        cache: KVCache,
-        sequences: Many[Sequence],
-        room: Many[int | None],
-        states: Many[Tensor],
-        growths: Growths,
+        self, ahead: HeadAhead, sequences: Many[Sequence], room: Many[int | None], states: Many[Tensor]
     ) -> None:
         """`states` [n, H] of those who take part, for each of their unread rows."""
-        super().__init__(head, cache, sequences, room)
-        self.ids = head.ids
-        self._head, self._growths = head, growths
+        super().__init__(ahead.model, ahead.cache, sequences, room)
+        self._ahead, self._head = ahead, ahead.model
         self._texts: dict[int, _Text] = {}
         self._states: list[Tensor] = []  # [n, H] behind the roots, by sequence, and behind all nodes, as they were read
         self._brought = torch.cat(list(states)) if states else None
@@ -253,13 +250,19 @@ class HeadRun(Run):
     def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], tau: float) -> DraftTree | None:
         if not plain_laws(sequences):
             return None
+        if len(sequences) == 1 and all(self.takes_part) and self._ahead.in_c.takes(spec):
+            logits = self.quick_roots()
+            slots, storage = self._texts[0].slots, self._cache.storage
+            return self._ahead.in_c.grow(
+                spec, sequences[0], budgets[0], logits, self._states[0][0], slots, storage, tau
+            )
         if self._head.amx is not None and fits(spec):
             return grow_on_host(spec, sequences, self, budgets, tau)
         batch, _ = self._text_rows()
-        if not all(self.takes_part) or not self._growths.take(spec, batch):
+        if not all(self.takes_part) or not self._ahead.on_device.take(spec, batch):
             return None
         self.sound = False
-        tree = self._growths.grow(spec, batch, sequences, budgets, tau)
+        tree = self._ahead.on_device.grow(spec, batch, sequences, budgets, tau)
         self.sound = True
         return tree
 

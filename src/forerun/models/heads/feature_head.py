@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from forerun.models.config import Layer, ModelConfig
 from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.vocabulary import from_offsets, to_offsets
+from forerun.models.native.growth import Entry
 from forerun.models.norm import RMSNorm
 from forerun.models.transformer import Transformer
 
@@ -99,7 +100,7 @@ class FeatureHead(Transformer):
             self.pre_fc_norm_hidden = RMSNorm(hidden, config)
         del self.model.embed_tokens  # the target's is used, and is no part of this
         self.embed = target.embed  # type: ignore[method-assign]
-        self._target_norm = [target.model.norm]  # in a list, which hides it from PyTorch: it is not ours to train
+        self._target = [target]  # in a list, which hides it from PyTorch: it is not ours to train
 
     @property
     def feature_like(self) -> Tensor:  # type: ignore[override]
@@ -111,7 +112,7 @@ class FeatureHead(Transformer):
             joined = torch.cat([states[tap] for tap in self.taps], -1)
             fused: Tensor = self.fc(joined.to(self.fc.weight.dtype))
             return fused
-        normed: Tensor = self._target_norm[0](states[self.taps[0]])
+        normed: Tensor = self._target[0].model.norm(states[self.taps[0]])
         return normed.to(self.dtype)
 
     def enter(self, tokens: Tensor, features: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -133,6 +134,19 @@ class FeatureHead(Transformer):
             return made
         normed: Tensor = self.model.norm(made)
         return normed
+
+    def entry(self) -> Entry | None:
+        """How rows begin, for a tree that grows in C; None where that does more than C does."""
+        target = self._target[0]
+        embedding = target.model.embed_tokens.weight
+        plain = target.config.embedding_scale == 1 and embedding.dtype == torch.bfloat16 and not self.published
+        if not plain:
+            return None
+        if self.method == "eagle3":
+            return Entry(embedding.data)
+        norms = (self.pre_fc_norm_embedding, self.pre_fc_norm_hidden) if self.method == "mtp" else (None, None)
+        weights = (None if norm is None else norm.weight.data for norm in norms)
+        return Entry(embedding.data, self.fc.weight.data, *weights)
 
     def trained(self) -> dict[str, Tensor]:
         """The weights that are the head's own, by the names in its file."""

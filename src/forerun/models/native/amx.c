@@ -192,18 +192,22 @@ static const bf16 *begin(const bf16 *matrix, int64_t outputs, int64_t inputs, in
 
 #define SHARE thread, threads
 
+static inline void load_tiles(void) {
+    TileShapes shapes = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shapes.bytes[i] = 64;
+        shapes.rows[i] = 16;
+    }
+    WRITTEN();
+    _tile_loadconfig(&shapes);
+}
+
 void forerun_pass(const Model *m, const Pass *p) {
     int64_t heads = m->heads * m->head_dim, width = heads + 2 * m->kv_heads * m->head_dim;
 #pragma omp parallel num_threads((int)p->threads)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        TileShapes shapes = {.palette = 1};
-        for (int i = 0; i < 8; i++) {
-            shapes.bytes[i] = 64;
-            shapes.rows[i] = 16;
-        }
-        WRITTEN();
-        _tile_loadconfig(&shapes);
+        load_tiles();
         for (int64_t l = 0; l <= m->layers; l++) {
             if (p->features[l] && thread == 0) memcpy(p->features[l], p->x, sizeof(bf16) * p->rows * m->hidden);
             if (l == m->layers || !p->active[l]) continue;
@@ -240,6 +244,8 @@ void forerun_pass(const Model *m, const Pass *p) {
         _tile_release();
     }
 }
+
+#include "growth.h"
 
 /* Linux lends a process the tile registers when asked; 0 if it does. */
 int forerun_ask_for_tiles(void) { return (int)syscall(SYS_arch_prctl, 0x1023, 18); }

@@ -32,7 +32,7 @@ TILE_ROWS = 32
 """Scratch is rounded up to so many rows, since tiles are read whole."""
 
 
-def _structure(name: str, fields: str) -> type[ctypes.Structure]:
+def structure(name: str, fields: str) -> type[ctypes.Structure]:
     """Names with commas; `int64_t`, or with a star in front a pointer, or with a tilde a double."""
     kinds = {"*": ctypes.c_void_p, "~": ctypes.c_double}
     listed = [field.strip() for field in fields.split(",")]
@@ -40,15 +40,15 @@ def _structure(name: str, fields: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": typed})
 
 
-Layer = _structure(
+Layer = structure(
     "Layer",
     "*qkv, *out, *gate_up, *down, *input_norm, *inner_norm, *q_norm, *k_norm, *beside_norm, *qkv_bias, *out_bias, rope",
 )
-Model = _structure(
+Model = structure(
     "Model",
     "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, ~eps, ~scale",
 )
-Pass = _structure(
+Pass = structure(
     "Pass",
     "rows, segments, wanted, slots, threads, *x, *beside, *cosine, *sine, *cache, *row_slots, *first_row, *first_key, "
     "*keys, *prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *peaks, *highest, *likeliest, "

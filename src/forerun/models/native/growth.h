@@ -1,0 +1,150 @@
+/* A dynamic tree behind one text, grown by a head of one layer: level after level in one call, from the candidates of
+ * the root on. What `drafters/host_growth.py` says, for a head whose pass is here. */
+#pragma once
+#include <stdlib.h>
+
+typedef void (*Candidates)(const void *logits, int64_t half, int64_t rows, int64_t size, const int64_t *ids,
+                           const double *temperature, const int64_t *keys, const int64_t *raced, const double *tau,
+                           int64_t count, float *scratch, float *shares, int64_t *places);
+
+typedef struct {
+    int64_t joined;           /* whether `fc` joins embedding and state; else attention reads the embedding beside it */
+    const bf16 *embedding;    /* [tokens, hidden] */
+    const bf16 *fc;           /* hidden outputs of 2 hidden inputs, in tiles */
+    const float *token_norm, *state_norm; /* before `fc`; may be NULL */
+    int64_t width, depth, size;           /* of the tree, the root counted in `size` */
+    int64_t length;                       /* of the text, its root included */
+    const int64_t *slots;     /* [length + width (depth - 1)] of the text and of the rows behind it */
+    const float *cosine, *sine;           /* [depth][head_dim / 2] of the positions behind the root */
+    Candidates candidates;
+    const int64_t *ids;       /* [vocabulary] the tokens of columns */
+    const double *temperature;            /* [width] the same for all, and so in these: */
+    const int64_t *keys;      /* [depth][width] of the noise behind each depth */
+    const int64_t *raced;     /* [width] */
+    const double *tau;
+    bf16 *states;             /* [1 + width (depth - 1), hidden] the root's first */
+    bf16 *joint;              /* scratch: tiles of 2 hidden columns */
+    int64_t *paths;           /* scratch: [width (depth - 1)][depth] */
+    float *scratch, *shares;  /* [3 vocabulary], [width, width] */
+    int64_t *places;          /* [width, width] */
+    int64_t *tokens, *parents, *numbers;  /* [1 + width + width² (depth - 1)] of all nodes that grew */
+    double *values;           /* the same */
+    int64_t *kept_tokens, *kept_parents;  /* [size] */
+} Growth;
+
+typedef struct {
+    double value;
+    int64_t node;
+} Ranked;
+
+static int by_value(const void *a, const void *b) {
+    const Ranked *x = a, *y = b;
+    if (x->value != y->value) return x->value < y->value ? 1 : -1;
+    return x->node < y->node ? -1 : 1; /* of equals the one that grew first: a parent before its child */
+}
+
+/* The nodes from `first` to `end`, the most valuable first. */
+static void rank(const Growth *g, int64_t first, int64_t end, Ranked *ranked) {
+    for (int64_t node = first; node < end; node++) ranked[node - first] = (Ranked){g->values[node], node};
+    qsort(ranked, (size_t)(end - first), sizeof(Ranked), by_value);
+}
+
+/* The children of nodes whose candidates are there; how many nodes there are then. */
+static int64_t expand(const Growth *g, const int64_t *frontier, int64_t count, int64_t grown) {
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t c = 0; c < g->width; c++) {
+            int64_t column = g->places[r * g->width + c];
+            float share = g->shares[r * g->width + c];
+            if (column < 0 || !(share > -INFINITY)) continue;
+            g->tokens[grown] = g->ids[column];
+            g->parents[grown] = frontier[r];
+            g->values[grown] = g->values[frontier[r]] + (share < 0 ? share : 0);
+            g->numbers[grown++] = -1;
+        }
+    return grown;
+}
+
+/* Embeddings and states of the frontier become the rows of a pass. */
+static void enter(const Model *m, Pass *p, const Growth *g, const int64_t *frontier, int64_t count) {
+    int64_t hidden = m->hidden;
+    for (int64_t r = 0; r < count; r++) {
+        const bf16 *token = g->embedding + g->tokens[frontier[r]] * hidden;
+        const bf16 *state = g->states + (1 + g->numbers[g->parents[frontier[r]]]) * hidden;
+        if (g->joined) {
+            norm_row(token, g->token_norm, hidden, m->eps, g->joint, r, 0, 2 * hidden);
+            norm_row(state, g->state_norm, hidden, m->eps, g->joint, r, hidden, 2 * hidden);
+        } else {
+            memcpy(p->x + r * hidden, state, sizeof(bf16) * hidden);
+            memcpy((bf16 *)p->beside + r * hidden, token, sizeof(bf16) * hidden);
+        }
+    }
+    if (!g->joined) return;
+    memset(p->x, 0, sizeof(bf16) * count * hidden);
+#pragma omp parallel num_threads((int)p->threads)
+    {
+        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        load_tiles();
+        product(g->joint, count, 2 * hidden, g->fc, hidden / 32, begin(m->layer[0].qkv, 32, hidden, SHARE), SHARE, ADD,
+                NULL, hidden, p->x);
+        _tile_release();
+    }
+}
+
+/* Where the rows of the frontier stand, what they see, and where their keys go. */
+static void place(const Model *m, Pass *p, const Growth *g, const int64_t *frontier, int64_t count, int64_t level,
+                  int64_t read) {
+    int64_t half = m->head_dim / 2, *first_row = (int64_t *)p->first_row, *first_key = (int64_t *)p->first_key;
+    int32_t *prefix = (int32_t *)p->prefix, *tail_start = (int32_t *)p->tail_start, *tail = (int32_t *)p->tail;
+    p->rows = p->wanted = count;
+    first_row[0] = first_key[0] = tail_start[0] = 0;
+    first_row[1] = count;
+    first_key[1] = g->length + read + count;
+    for (int64_t r = 0; r < count; r++) {
+        int64_t number = read + r, above = g->numbers[g->parents[frontier[r]]], *path = g->paths + number * g->depth;
+        if (above >= 0) memcpy(path, g->paths + above * g->depth, sizeof(int64_t) * (level - 1));
+        path[level - 1] = g->length + number;
+        g->numbers[frontier[r]] = number;
+        for (int64_t i = 0; i < level; i++) tail[tail_start[r] + i] = (int32_t)path[i];
+        tail_start[r + 1] = tail_start[r] + (int32_t)level;
+        prefix[r] = (int32_t)g->length;
+        memcpy((float *)p->cosine + r * half, g->cosine + (level - 1) * half, sizeof(float) * half);
+        memcpy((float *)p->sine + r * half, g->sine + (level - 1) * half, sizeof(float) * half);
+    }
+    p->row_slots = g->slots + g->length + read;
+    p->keys = g->slots;
+}
+
+/* The root's candidates are in `places` and `shares`, its state is the first of `states`. */
+void forerun_grow(const Model *m, Pass *p, const Growth *g) {
+    int64_t most = 1 + g->width + g->width * g->width * (g->depth - 1), grown = 1, first = 1, read = 0, count = 1;
+    int64_t frontier[64];
+    Ranked *ranked = malloc(sizeof(Ranked) * (size_t)most);
+    g->parents[0] = g->numbers[0] = -1;
+    g->values[0] = 0;
+    frontier[0] = 0;
+    for (int64_t level = 1;; level++) {
+        grown = expand(g, frontier, count, grown);
+        if (level == g->depth || grown == first) break;
+        rank(g, first, grown, ranked);
+        count = grown - first < g->width ? grown - first : g->width;
+        for (int64_t r = 0; r < count; r++) frontier[r] = ranked[r].node;
+        first = grown;
+        enter(m, p, g, frontier, count);
+        place(m, p, g, frontier, count, level, read);
+        forerun_pass(m, p);
+        memcpy(g->states + (1 + read) * m->hidden, p->x, sizeof(bf16) * count * m->hidden);
+        g->candidates(p->logits, 1, count, m->vocabulary, g->ids, g->temperature, g->keys + level * g->width, g->raced,
+                      g->tau, g->width, g->scratch, g->shares, g->places);
+        read += count;
+    }
+    rank(g, 0, grown, ranked);
+    for (int64_t i = 0; i < g->size; i++) g->kept_tokens[i] = -1;
+    int64_t kept = grown < g->size ? grown : g->size;
+    for (int64_t i = 0; i < kept; i++) {
+        int64_t node = ranked[i].node;
+        g->kept_tokens[i] = g->tokens[node];
+        g->kept_parents[i] = node ? g->numbers[g->parents[node]] : -1; /* now: where the parent was kept */
+        g->numbers[node] = i;
+    }
+    free(ranked);
+}
