@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from forerun.core.params import SamplingParams
+from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.device_growth import DeviceGrowth, fits
 from forerun.drafters.drafter import Budget, Observation
 from forerun.drafters.head_ahead import HeadRun
 from forerun.drafters.trained import FeatureDrafter
 from forerun.drafters.tree_spec import TreeSpec
+from forerun.models.heads.feature_head import frozen_head, new_head
 from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
 from tests.drafters.models import paths_of, sequence
@@ -90,6 +92,74 @@ def test_the_trees_are_the_same(
     assert len(grown) == 4
     assert in_one_piece == level_by_level
     assert max(map(len, in_one_piece)) > 5
+
+
+def drafter_with(tree: str, ids: torch.Tensor | None = None, context: int = 256) -> FeatureDrafter:
+    target = target_of(torch.float32)
+    head = frozen_head(new_head("eagle3", target, ids=ids), target)
+    head.context_length = context
+    head.prepare()
+    head.static = StaticPass(head)
+    return FeatureDrafter(head, 256, TreeSpec.parse(tree), 128)
+
+
+def seen_by(drafter: FeatureDrafter, text: Sequence) -> None:
+    states = {layer: torch.randn(text.position, 64) for layer in drafter.layers}
+    drafter.observe([Observation(text, [], states, 0)])
+
+
+def test_at_the_end_of_the_context_positions_do_not_leave_their_table() -> None:
+    drafter = drafter_with("dynamic:4,5,20")
+    text = sequence(0, SamplingParams(temperature=0.0), length=254, vocabulary=128)
+    seen_by(drafter, text)
+    tree = drafter.draft([text], [Budget(20, 8)])
+    assert max(map(len, paths_of(tree, 0))) <= 2
+
+
+def test_fewer_nodes_than_levels() -> None:
+    drafter = drafter_with("dynamic:4,5,20")
+    text = sequence(0, SamplingParams(temperature=0.0), length=30, vocabulary=128)
+    seen_by(drafter, text)
+    cache = drafter.ahead.cache
+    for layer in (*cache.storage.keys, *cache.storage.values):
+        layer.fill_(7.0)
+    drafter.draft([text], [Budget(2, 5)])
+    written = (cache.storage.keys[0] != 7.0).flatten(1).any(1).nonzero()[:, 0].tolist()
+    assert written == sorted(cache.slots(text.id)[1].tolist())
+
+
+def test_a_draft_vocabulary_below_the_width_goes_the_other_way() -> None:
+    drafter = drafter_with("dynamic:4,3,9", torch.tensor([3, 50, 90]))
+    text = sequence(0, SamplingParams(temperature=0.0), vocabulary=128)
+    seen_by(drafter, text)
+    drafted = {token for path in paths_of(drafter.draft([text], [Budget(9, 3)]), 0) for token in path}
+    assert drafted
+    assert drafted <= {3, 50, 90}
+
+
+def test_texts_that_left_a_batch_leave_nothing_behind() -> None:
+    """Four texts, then three in the same buffers: the place of the fourth is padding, and writes nowhere."""
+    drafter = drafter_with("dynamic:2,3,6")
+    texts = [sequence(n, SamplingParams(temperature=0.0), length=12, vocabulary=128) for n in range(4)]
+    for text in texts:
+        seen_by(drafter, text)
+    for _ in range(2):
+        drafter.draft(texts, [Budget(6, 3)] * 4)
+        for text in texts:
+            text.commit([7])
+            states = {tap: torch.randn(1, 64) for tap in drafter.layers}
+            drafter.observe([Observation(text, [7], states, text.position - 1)])
+    drafter.forget(texts[3])
+    cache = drafter.ahead.cache
+    drafter.draft(texts[:3], [Budget(0, 0)] * 3)  # which settles what the last step left
+    held = {slot for text in texts[:3] for slot in cache.slots(text.id)[0].tolist()}
+    before = cache.storage.keys[0].clone()
+    drafter.draft(texts[:3], [Budget(6, 3)] * 3)
+    changed = (cache.storage.keys[0] != before).flatten(1).any(1).nonzero()[:, 0].tolist()
+    reserved = {slot for text in texts[:3] for slot in cache.slots(text.id)[1].tolist()}
+    assert changed
+    assert held
+    assert set(changed) <= reserved - held
 
 
 def test_rows_below_the_root_fit_in_a_word() -> None:

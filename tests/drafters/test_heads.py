@@ -182,6 +182,35 @@ def test_a_full_cache_of_the_head_stops_drafts_only() -> None:
     assert drain(engine, asked) == drain(Engine(tiny_model(), make_drafter("none", setup()), slots=1024), asked)
 
 
+def test_a_pass_that_broke_off_leaves_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that it was to leave are not there: the text is read again."""
+    target = tiny_model()
+    head = shaken("eagle3", target, None)
+    assert isinstance(head, FeatureHead)
+    spec = TreeSpec.parse("3")
+    drafter = FeatureDrafter(head, 256, spec, target.vocab_size)
+    compared = Compared(drafter, head, target, spec)
+    text = Sequence([5, 6, 7, 8], 100, id=1, params=SamplingParams(temperature=0.0))
+    for token in (9, 10, 11):
+        states = whole_pass(target, text.tokens, head.taps)
+        start = text.position if token > 9 else 0
+        text.commit([token])
+        rows = {tap: states[start:, i * 32 : (i + 1) * 32] for i, tap in enumerate(head.taps)}
+        compared.observe([Observation(text, [token], rows, start)])
+        if token == 10:
+            with monkeypatch.context() as patch:
+
+                def broken(*given: object) -> None:
+                    raise RuntimeError("no more")
+
+                patch.setattr(head, "forward_rows", broken)
+                with pytest.raises(RuntimeError, match="no more"):
+                    drafter.draft([text], [Budget(3, 3)])
+        else:
+            compared.draft([text], [Budget(3, 3)])
+    assert compared.compared == 2
+
+
 # --- files --------------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +270,35 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:
         read_head(tmp_path / "empty")
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [None]}, "reads the layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 99]}, "reads the layers"),
+        ({"intermediate_size": -3}, "intermediate_size is -3"),
+        ({"intermediate_size": True}, "intermediate_size is True"),
+    ],
+)
+def test_an_odd_config_is_refused(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
+    write_head(tmp_path / "head", HeadFolder("eagle3", config, new_head("eagle3", tiny()).trained()))
+    with pytest.raises(ValueError, match=reason):
+        make_drafter("eagle3", setup(tiny()), {"path": str(tmp_path / "head")})
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    tensors = new_head("eagle", tiny()).trained()
+    tensors["fc.weight"][0, 0] = torch.nan
+    write_head(tmp_path / "head", HeadFolder("eagle", {}, tensors))
+    with pytest.raises(ValueError, match=r"fc\.weight holds numbers that are not finite"):
+        make_drafter("eagle", setup(tiny()), {"path": str(tmp_path / "head")})
+
+
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/x", "x" * 5000])
+def test_a_name_that_no_folder_can_have(name: str) -> None:
+    with pytest.raises(ValueError, match="there is no drafter"):
+        make_drafter(name, setup())
+
+
 def test_a_head_of_other_sizes_is_refused(tmp_path: Path) -> None:
     write_head(tmp_path / "head", HeadFolder("eagle", {}, new_head("eagle", tiny_model()).trained()))
     with pytest.raises(ValueError, match="made for another target"):
@@ -255,6 +313,9 @@ def test_the_draft_vocabulary() -> None:
     assert from_offsets(to_offsets(ids), 200).tolist() == ids.tolist()
     with pytest.raises(ValueError, match="does not fit"):
         from_offsets(torch.tensor([0, -1]), 200)
+    for odd in (torch.tensor([], dtype=torch.int64), torch.tensor(3), torch.tensor([0.5])):
+        with pytest.raises(ValueError, match="no list of whole numbers"):
+            from_offsets(odd, 200)
 
 
 def test_a_target_is_known_in_any_precision() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -133,6 +134,45 @@ def test_candidates_are_the_best_with_their_shares(half: bool, size: int) -> Non
         best = law.topk(9).values
         torch.testing.assert_close(torch.tensor(shares[row]).double(), best, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(law[places[row]], best, atol=1e-5, rtol=1e-5)  # equal ones in any order
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e-320])
+def test_next_to_no_temperature_is_none(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    places, shares = choice.candidates(
+        logits, torch.arange(3), 1, temperature=[temperature], keys=[5], raced=[True], tau=1.0
+    )
+    assert places == [[1]]
+    assert shares == [[0.0]]
+
+
+def test_what_is_no_number_is_not_drafted() -> None:
+    nan, inf = float("nan"), float("inf")
+    logits = torch.tensor([[nan, nan, nan], [1.0, nan, 2.0], [1.0, inf, 2.0], [-inf, -inf, -inf]])
+    for raced in (False, True):
+        places, shares = choice.candidates(
+            logits, torch.arange(3), 2, temperature=[1.0] * 4, keys=[5] * 4, raced=[raced] * 4, tau=1.0
+        )
+        assert places[0] == places[3] == [-1, -1]
+        assert shares[0] == shares[3] == [-inf, -inf]
+        assert sorted(places[1]) == [0, 2]
+        assert places[2][0] == 1
+        assert not any(math.isnan(share) for row in shares for share in row)
+
+
+class Broken(Random):
+    def logits(self, b: int, path: tuple[int, ...]) -> Tensor:
+        return torch.full((self.vocabulary,), torch.nan) if path else super().logits(b, path)
+
+
+def test_a_head_that_breaks_off_drafts_no_further() -> None:
+    texts = [sequence(1, SamplingParams(temperature=0.0)), sequence(2, SamplingParams(seed=3))]
+    run = Broken(texts, [True, True], None, True)
+    made = grow(
+        TreeSpec.parse("dynamic:3,4,9"), VOCABULARY, History(VOCABULARY, torch.device("cpu")), texts, run,
+        [Budget(9, 4)] * 2,
+    )  # fmt: skip
+    assert [max(map(len, paths_of(made, row))) for row in range(2)] == [1, 1]
 
 
 def test_a_row_without_so_many_says_so() -> None:

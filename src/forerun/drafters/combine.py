@@ -23,7 +23,7 @@ from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Drafter, Observation, SharesCache
-from forerun.drafters.find import CHEAP_NODES, Setup, make_drafter, read_options
+from forerun.drafters.find import CHEAP_NODES, Setup, make_drafter, read_options, resolve
 from forerun.drafters.none import roots_only
 from forerun.models.cache import KVCache
 
@@ -56,7 +56,7 @@ class Options:
         for name in (self.first, self.second):
             if name == "combine":
                 raise ValueError("combine cannot combine itself: name two other drafters with first=NAME second=NAME")
-            if name == "parallel":
+            if resolve(name)[0] == "parallel":
                 raise ValueError("combine keeps drafts only, and parallel learns from rows beside them: use it alone")
         if self.mode not in {"confident", "merge"}:
             raise ValueError(f'the combine option mode is {self.mode!r}: write "confident" or "merge"')

@@ -77,7 +77,10 @@ class DeviceGrowth:
         """Reads the batch, the rows up to the roots with the states they bring, and grows a tree on each."""
         fill(self.text, batch)
         rows = [
-            [s.tokens[-1], s.position, budget.depth, budget.nodes, s.seed, int(s.coupled and not s.params.greedy)]
+            [
+                *(s.tokens[-1], s.position, min(budget.depth, budget.nodes), budget.nodes),
+                *(s.seed, int(s.coupled and not s.params.greedy)),
+            ]
             for s, budget in zip(sequences, budgets, strict=True)
         ]
         count = len(rows)
@@ -146,7 +149,9 @@ class DeviceGrowth:
         block = packed.blocks.gather(1, (at // BLOCK).clamp_max(packed.blocks.shape[1] - 1))
         there = (packed.counts > 0) & (level < depths)
         slots = torch.where(there[:, None], block * BLOCK + at % BLOCK, -1)
-        positions = (lengths - 1 + level)[:, None].expand(-1, width).reshape(-1).contiguous()
+        # Also rows that are computed for nothing, at the end of the context, are turned by some position.
+        last = (lengths - 1 + level).clamp(0, self.head.context_length - 1)
+        positions = last[:, None].expand(-1, width).reshape(-1).contiguous()
         # Rows of a text with neither slots nor depth left are computed for nothing, and see what is there.
         of_level = PackedRows(
             starts=torch.arange(texts, device=device) * width,
@@ -187,7 +192,7 @@ class Growths:
 
     def take(self, spec: TreeSpec, batch: Batch) -> bool:
         static = self.head.static
-        return fits(spec) and static is not None and static.takes(batch)
+        return fits(spec) and spec.width <= self.head.vocab_size and static is not None and static.takes(batch)
 
     def grow(
         self, spec: TreeSpec, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget], tau: float

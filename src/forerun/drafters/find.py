@@ -73,8 +73,14 @@ def names() -> list[str]:
 def resolve(name: str, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
     """The folder of a trained drafter stands for the drafter it was made for, with that folder as its option."""
     options = dict(options or {})
-    folder = Path(name).expanduser()
-    if name in names() or not folder.is_dir():
+    if name in names():
+        return name, options
+    try:
+        folder = Path(name).expanduser()
+        found = folder.is_dir()
+    except (OSError, RuntimeError):  # a name that cannot be one of a folder
+        found = False
+    if not found:
         return name, options
     method = method_of(folder)
     return ("draft_model", {"model": name} | options) if method == "draft" else (method, {"path": name} | options)

@@ -284,15 +284,14 @@ class _Step:
             context = None
             if settings.penalises:
                 context = self.history.context(self.sequences, rows.sequence, paths[rows.sequence, rows.column])
-            return law(self._fit(rows.logits), settings, context, checked=rows.logits.is_cuda)
+            return law(self._fit(rows.logits), settings, context, checked=True)
 
         return _Level(rows, depth, laws)
 
     def _fit(self, logits: Tensor) -> Tensor:
-        """Over the columns of the step, or over the target's vocabulary: models pad theirs to different sizes. A device
-        is not asked whether a draft is broken: it will draft nonsense, and that is refused."""
-        if logits.is_cuda:
-            logits = logits.nan_to_num()
+        """Over the columns of the step, or over the target's vocabulary: models pad theirs to different sizes. A draft
+        that is broken drafts nonsense, and that is refused: nobody else's text should end for it."""
+        logits = logits.nan_to_num()
         ids = self.run.ids
         if ids is not None:
             assert logits.shape[1] == ids.shape[0]

@@ -103,13 +103,15 @@ class HeadAhead:
         room: list[int | None] = []
         states: list[Tensor] = []
         taken = 0
+        for sequence in sequences:  # all of them first: what they had reserved is free then
+            if sequence.id in self._texts:
+                self._settle(sequence.id, self._texts[sequence.id], len(sequence.tokens) - 1)
         for sequence, rows in zip(sequences, wanted, strict=True):
             shifted.append(Sequence(sequence.tokens[1:] or [0], 1, id=sequence.id))
             waiting = self._texts.get(sequence.id)
             if rows is None or waiting is None:
                 room.append(None)
                 continue
-            self._settle(sequence.id, waiting, len(sequence.tokens) - 1)
             held = self.cache.committed(sequence.id)
             needed = self.cache.blocks_for(sequence.id, waiting.rows + rows)
             if held + waiting.rows != len(sequence.tokens) - 1 or not waiting.rows:

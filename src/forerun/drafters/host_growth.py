@@ -122,6 +122,8 @@ def grow_on_host(
     named: list[int] | None = None if run.ids is None else run.ids.tolist()
     ids: Tensor | None = run.ids
     for depth in range(max(tree.depth for tree in growing)):
+        if not any(tree.frontier for tree in growing):  # there was nothing to draft
+            break
         logits = run.quick_roots() if depth == 0 else run.quick_level(*_asked(growing))
         members = [b for b, tree in enumerate(growing) for _ in tree.frontier]
         if ids is None:

@@ -244,6 +244,9 @@ class Transformer(nn.Module):
         hidden = self.config.hidden_size
         if extra.dim() != 2 or not extra.shape[0] or extra.shape[1] != hidden:
             raise ValueError(f"embeddings {tuple(extra.shape)} do not fit the model: they must be [T, {hidden}], T ≥ 1")
+        if self.extra is not None and self.extra.shape == extra.shape:
+            self.extra.copy_(extra)  # where graphs read them, also those of heads that embed with this model
+            return
         self.extra = extra.detach().to(self.device, self.dtype, copy=True)
         if self.static is not None:
             self.static.captured.clear()  # graphs name the memory that they read

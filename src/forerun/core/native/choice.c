@@ -3,6 +3,7 @@
  *
  * Multiplications and additions are not fused here, so that logarithms have the bits that PyTorch's have.
  */
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -227,6 +228,12 @@ static void gumbel(uint64_t key, const int64_t *ids, int64_t size, float *noise)
     }
 }
 
+/* A draft may say nonsense: what is no number is not drafted, and nothing is beyond all numbers. */
+static inline float number(float x) {
+    float finite = x < FLT_MAX ? x : FLT_MAX;
+    return x == x ? finite : -INFINITY;
+}
+
 /* The largest of up to `size` values, 16 at a time: compilers make vectors of it. */
 static float peak_of(const float *values, int64_t size) {
     float peaks[16], peak = -INFINITY;
@@ -248,18 +255,19 @@ void forerun_candidates(const void *logits, int64_t half, int64_t rows, int64_t 
     float *noise = scratch, *scores = scratch + size, *weights = scratch + 2 * size;
     int64_t heard = -1; /* the row whose noise is there */
     for (int64_t r = 0; r < rows; r++) {
-        float *best = shares + r * count, heat = raced[r] ? (float)(1 / temperature[r]) : 1.0f;
-        float sharp = raced[r] ? (float)(1 / *tau) : 1.0f;
-        for (int64_t i = 0; i < size; i++) scores[i] = entry(logits, r * size + i, (int)half) * heat;
+        float *best = shares + r * count, sharp = raced[r] ? (float)(1 / *tau) : 1.0f;
+        for (int64_t i = 0; i < count; i++) best[i] = -INFINITY, places[r * count + i] = -1;
+        for (int64_t i = 0; i < size; i++) scores[i] = number(entry(logits, r * size + i, (int)half));
         float largest = peak_of(scores, size);
+        if (!(largest > -INFINITY)) continue;
         if (raced[r]) {
+            float heat = 1 / temperature[r] < FLT_MAX ? (float)(1 / temperature[r]) : FLT_MAX;
             if (heard < 0 || keys[heard] != keys[r]) gumbel((uint64_t)keys[heard = r], ids, size, noise);
-            for (int64_t i = 0; i < size; i++) scores[i] = scores[i] - largest + noise[i];
+            for (int64_t i = 0; i < size; i++) scores[i] = (scores[i] - largest) * heat + noise[i];
             largest = peak_of(scores, size);
         }
         for (int64_t i = 0; i < size; i++) weights[i] = exponential((scores[i] - largest) * sharp);
         float all = (float)log(sum_of(weights, size));
-        for (int64_t i = 0; i < count; i++) best[i] = -INFINITY, places[r * count + i] = -1;
         for (int64_t start = 0; start < size; start += 64) {
             int64_t length = size - start < 64 ? size - start : 64;
             if (!(peak_of(scores + start, length) > best[count - 1])) continue;

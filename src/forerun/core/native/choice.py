@@ -85,6 +85,9 @@ def candidates(
     or where they are raced of the first in a race with the noise of (key, id of the column). -1 and -inf where a row
     has not so many."""
     rows, size = logits.shape
+    assert logits.dtype in (torch.float32, torch.bfloat16)
+    assert ids.dtype == torch.int64
+    logits, ids = logits.contiguous(), ids.contiguous()
     shares = torch.empty(rows, count)
     places = torch.empty(rows, count, dtype=torch.int64)
     heats, names = torch.tensor(temperature, dtype=torch.float64), torch.tensor(keys)

@@ -217,12 +217,12 @@ def load_head(folder: HeadFolder, target: Transformer) -> FeatureHead:
     offsets = folder.tensors.get("d2t")
     ids = None if offsets is None else from_offsets(offsets, target.vocab_size)
     inner = folder.config.get("intermediate_size")
+    if inner is not None and (type(inner) is not int or inner < 1):
+        raise ValueError(f"{folder.path}: config.json says intermediate_size is {inner!r}: train the drafter again")
     published = bool(folder.config.get(PUBLISHED))
-    config = head_config(method, target.config, ids, inner if isinstance(inner, int) else None, published=published)
+    config = head_config(method, target.config, ids, inner, published=published)
     listed = folder.config.get("eagle_aux_hidden_state_layer_ids")
-    taps = tuple(int(tap) for tap in listed) if isinstance(listed, list) else None
-    if taps is not None and not all(0 <= tap <= len(target.config.layers) for tap in taps):
-        raise ValueError(f"{folder.path} reads layers {taps}, and the target has {len(target.config.layers)}")
+    taps = None if listed is None else _taps(listed, len(target.config.layers), f"{folder.path}")
     with torch.device("meta"):
         head = FeatureHead(method, config, target, ids, taps, published)
     prefix = MTP_PREFIX if method == "mtp" else ""
@@ -246,6 +246,12 @@ def load_head(folder: HeadFolder, target: Transformer) -> FeatureHead:
     if ids is not None:
         head.ids = ids.to(target.device)
     return head.requires_grad_(False).eval()
+
+
+def _taps(listed: object, layers: int, where: str) -> tuple[int, ...]:
+    if not isinstance(listed, list) or not listed or not all(type(tap) is int and 0 <= tap <= layers for tap in listed):
+        raise ValueError(f"{where} reads the layers {listed!r}, and the target has {layers}: train the drafter again")
+    return tuple(listed)
 
 
 def frozen_head(head: FeatureHead, target: Transformer) -> FeatureHead:

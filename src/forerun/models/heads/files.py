@@ -73,11 +73,17 @@ def read_head(folder: Path, method: str | None = None) -> HeadFolder:
         config = read_json(folder / "config.json")
         read_header(file)  # refuses one that is not whole, in words
         tensors = load(file.read_bytes())
+    except IsADirectoryError as error:
+        raise ValueError(f"{error.filename} is a folder: name that of a trained drafter") from None
     except FileNotFoundError as error:
         raise ValueError(f"{folder} lacks {Path(str(error.filename)).name}: fetch or train it again") from None
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read ({error}): fetch or train it again") from None
-    return HeadFolder(found, config, expanded(tensors), read_json(folder / MANIFEST), folder)
+    whole = expanded(tensors)
+    for name, tensor in whole.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{file}: {name} holds numbers that are not finite: fetch or train it again")
+    return HeadFolder(found, config, whole, read_json(folder / MANIFEST), folder)
 
 
 def write_head(out: Path, head: HeadFolder, *, bits: int = 16) -> None:

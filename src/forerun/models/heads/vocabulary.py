@@ -33,6 +33,8 @@ def to_offsets(ids: Tensor) -> Tensor:
 
 
 def from_offsets(offsets: Tensor, vocabulary: int) -> Tensor:
+    if offsets.dim() != 1 or not offsets.numel() or offsets.is_floating_point():
+        raise ValueError("the draft vocabulary (d2t) is no list of whole numbers: train the drafter again")
     ids = offsets.to(torch.int64) + torch.arange(offsets.shape[0])
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary or bool((ids[1:] <= ids[:-1]).any()):
         raise ValueError("the draft vocabulary (d2t) does not fit the target's tokens: train the drafter again")
