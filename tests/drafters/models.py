@@ -85,8 +85,11 @@ def slow_law(model: Transformer, text: Sequence, path: list[int], params: Sampli
     """[V] the law after a text and a drafted path, padded or cut to the vocabulary."""
     logits = slow_logits(model, [*text.tokens, *path])
     fitted = torch.full((1, vocabulary), -torch.inf)
-    shared = min(vocabulary, logits.shape[0])
-    fitted[0, :shared] = logits[:shared]
+    if model.ids is not None:
+        fitted[0, model.ids] = logits
+    else:
+        shared = min(vocabulary, logits.shape[0])
+        fitted[0, :shared] = logits[:shared]
     drafted = torch.tensor([path or [-1]])
     context = Context.of([text.prompt], [text.output], vocabulary, torch.zeros(1, dtype=torch.int64), drafted)
     return law(fitted, LawSettings.of([params]), context)[0]

@@ -27,6 +27,7 @@ from forerun.drafters.multi_draft import MultiDraft, Options, make
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.batch import Batch
+from forerun.models.heads.shared_draft import frozen_shared_draft, new_shared_draft
 from forerun.models.storage import Storage
 from forerun.models.target import Output
 from forerun.models.transformer import Transformer
@@ -125,6 +126,34 @@ def test_a_batch_equals_each_alone(case: tuple[int, int, int]) -> None:
         alone = drafter_of(*case).draft([text], [budget])
         assert paths_of(together, row) == paths_of(alone, 0)
         assert alone.drawing is (Drawing.FIXED if text.coupled or text.params.greedy else Drawing.INDEPENDENT)
+
+
+def some_tokens(seed: int, step: int) -> Transformer:
+    """A draft that shares a target's matrices and knows every so manieth token."""
+    target = tiny(seed)
+    return frozen_shared_draft(new_shared_draft(target, 2, ids=torch.arange(1, VOCABULARY, step)), target)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_drafts_that_know_some_tokens_equal_a_slow_reference(samples: int) -> None:
+    drafter, chosen = MultiDraft([some_tokens(1, 2), some_tokens(2, 3)], samples, 3, VOCABULARY, 2048), random.Random(3)
+    texts = [sequence(number, params, length=5 + number) for number, params in enumerate(REQUESTS)]
+    for _ in range(2):
+        tree = drafter.draft(texts, [AMPLE] * len(texts))
+        compare(drafter, tree, texts, [AMPLE] * len(texts))
+        drawn = {token for row in range(len(texts)) for path in paths_of(tree, row) for token in path}
+        assert drawn <= {*range(1, VOCABULARY, 2), *range(1, VOCABULARY, 3)}
+        assert len(drawn) > 5
+        for row, text in enumerate(texts):
+            text.commit(accept_some(tree, row, chosen))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(seed=3), SamplingParams(temperature=0.0)])
+def test_a_draft_none_of_whose_tokens_is_allowed_still_has_a_law(params: SamplingParams) -> None:
+    drafter = MultiDraft([some_tokens(1, 8)], 2, 2, VOCABULARY, 512)
+    forbidden = replace(params, logit_bias=dict.fromkeys(range(1, VOCABULARY, 8), -float("inf")))
+    tree = drafter.draft([sequence(1, forbidden)], [AMPLE])
+    assert tree.max_depth <= 2
 
 
 def refused_and_kept(drafter: MultiDraft, case: tuple[int, int, int], seed: int) -> tuple[int, int]:

@@ -26,8 +26,9 @@ PROMPTS[3] = Prompt("p3", ("what is it?", "and then?", "the end?"))
 LETTERS = "nopeqrafghbijklcmd"
 
 
-def teach(folder: Path) -> None:
-    """Make the model say one letter behind another, in an order that never changes: something that can be foreseen."""
+def teach(folder: Path, *, last_layer: bool = False) -> None:
+    """Make the model say one letter behind another, in an order that never changes: something that can be foreseen.
+    With `last_layer` that one alone knows it; else the embedding does."""
     loaded = LoadedModel.load(folder, dtype="float32", device="cpu")
     model = loaded.target
     assert isinstance(model, Transformer)
@@ -38,8 +39,8 @@ def teach(folder: Path) -> None:
         said = (LETTERS * 4)[start : start + 40]
         prompt = to_tokens(f"what is {number}?", loaded.tokenizer, chat=None)
         texts.append(Text.of(prompt, loaded.tokenizer.encode(said)))
-    model.requires_grad_(True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    learning = (model.model.layers[-1] if last_layer else model).requires_grad_(True)
+    optimizer = torch.optim.AdamW(learning.parameters(), lr=4e-3)
     for _ in range(160):
         batch = TextBatch.pack(generator.sample(texts, 12))
         logits = batch.at(states(model, batch.tokens).normed) @ model.lm_head.weight.T

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from forerun.core.params import SamplingParams
+from forerun.drafters.trained_folder import Calibration
 from forerun.engine.llm import LLM
 from forerun.engine.loaded import LoadedModel
 from forerun.train.answer_file import AnswerFile
@@ -74,12 +75,17 @@ def test_from_answers_to_a_drafter(run: Terminal, flags: Flags, folder: Path, tm
     assert {**kept, "folder": str(out)} == made
     assert (kept["method"], kept["target"]["name"]) == (method, folder.name)
     assert str(tmp_path) not in (out / "forerun.json").read_text()
+    accuracies = Calibration.of(kept).accuracies
+    assert sum(accuracies[0]) > 0.2
+    assert len(accuracies) in ((2,) if method in ("blockwise", "medusa", "parallel") else range(3, 9))
+    assert kept["calibration"]["confidence"]
     params = SamplingParams(temperature=0, max_tokens=40)
     with LLM(folder, dtype="float32", device="cpu") as plain:
         expected = plain.generate("what is it?", params)
     name, option = ("draft_model", "model") if method == "draft" else (method, "path")
     drafted = run.json("generate", "what is it?", "--model", str(folder), "--drafter", name, "--drafter-option",
-                       f"{option}={out}", "--tree", "2", "--dtype", "float32", "--max-tokens", "40")  # fmt: skip
+                       f"{option}={out}", "--tree", "2" if method == "parallel" else "static:6", "--dtype", "float32",
+                       "--max-tokens", "40")  # fmt: skip
     assert drafted["token_ids"] == expected.token_ids
     assert drafted["stats"]["tokens_per_pass"] > 1
 
@@ -240,10 +246,12 @@ def test_mistakes(run: Terminal, asking: Flags, tmp_path: Path, folder: Path, pr
     assert "leave --resume out" in complaint(*flags, "--out", str(out), "--resume")
     assert "--learning-rate is 0" in complaint(*flags, "--out", str(out), "--learning-rate", "0")
     assert "--time-limit is 0" in complaint(*flags, "--out", str(out), "--time-limit", "0")
-    assert "--bits is 8: give 16" in complaint(*flags, "--out", str(out), "--bits", "8")
+    assert "--bits is 8: a draft with matrices of its own" in complaint(*flags, "--out", str(out), "--bits", "8")
+    assert "--bits is 12: give 16 or 8" in complaint(*flags, "--out", str(out), "--bits", "12")
     assert "draft has no option --heads: it has --layers, --hidden" in complaint(
         *flags, "--out", str(out), "--heads", "2"
     )
+    assert "eagle has no option --backbone" in complaint(*asking("eagle"), "--out", str(out), "--backbone")
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
     assert run(*flags, "--out", str(out), "--batch", "0").code == 2
     assert "forerun train draft --target smollm2-135m" in run("train", "--help").out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 from torch import Tensor
 
 from forerun.core.params import SamplingParams
+from forerun.drafters import parallel
+from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.none import NoDrafter
+from forerun.drafters.parallel import Parallel
+from forerun.drafters.run_ahead import RunAhead
 from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.drafters.trained_folder import Calibration
 from forerun.drafters.tree_spec import TreeSpec
@@ -18,9 +23,11 @@ from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.heads.feature_head import new_head
 from forerun.models.heads.files import HeadFolder, read_head, update_manifest, write_head
+from forerun.models.heads.shared_draft import frozen_shared_draft, new_shared_draft
 from forerun.models.heads.side_heads import SideHeads, new_side_heads
 from forerun.models.transformer import Transformer
 from forerun.train.examine import STRIDE, TAUS, TOP, Findings, examine
+from tests.drafters.models import slow_logits as slow_read
 from tests.drafters.test_heads import ids_of, shaken, slow_logits
 from tests.engine.tiny import drain, tiny_model
 
@@ -31,6 +38,25 @@ def greedy_texts(target: Transformer, count: int = 3, length: int = 40) -> list[
     prompts = [[7 + n, 8, 9, 10 + n] for n in range(count)]
     told = drain(engine, [Request(prompt, params) for prompt in prompts])
     return [(prompt + own[0], len(prompt) - 1) for prompt, own in zip(prompts, told, strict=True)]
+
+
+def ranks_of(
+    texts: list[tuple[list[int], int]], depth: int, say: Callable[[list[int], list[int]], list[int]]
+) -> tuple[Tensor, Tensor]:
+    """Places that were reached and candidates that were right, by `say`: tokens by their rank, behind a text and what
+    the target said after it."""
+    seen, right = torch.zeros(depth), torch.zeros(depth, TOP)
+    for text, start in texts:
+        for at in range(max(2, start), len(text) - depth, STRIDE):
+            for d in range(depth):
+                ranked = say(text[: at + 1], text[at + 1 : at + 1 + d])[:TOP]
+                seen[d] += 1
+                if text[at + 1 + d] not in ranked:
+                    break
+                right[d, ranked.index(text[at + 1 + d])] += 1
+    assert float(right.sum()) > 5
+    assert float(seen[1]) > 2
+    return seen, right
 
 
 @pytest.mark.parametrize("method", ["mtp", "eagle3", "medusa"])
@@ -45,18 +71,47 @@ def test_accuracies_are_those_of_the_slow_way(method: str) -> None:
     else:
         drafter = FeatureDrafter(head, 512, TreeSpec.parse("3"), target.vocab_size)
     found = examine(drafter, target, texts, depth)
-    seen, right = torch.zeros(depth), torch.zeros(depth, TOP)
-    for text, start in texts:
-        for at in range(max(2, start), len(text) - depth, STRIDE):
-            for d in range(depth):
-                said = slow_logits(head, target, text[: at + 1], text[at + 1 : at + 1 + d]).argsort(descending=True)
-                ranked = ids_of(head, said)[:TOP]
-                seen[d] += 1
-                if text[at + 1 + d] not in ranked:
-                    break
-                right[d, ranked.index(text[at + 1 + d])] += 1
-    assert float(right.sum()) > 5
-    assert float(seen[1]) > 2
+    seen, right = ranks_of(
+        texts, depth, lambda text, path: ids_of(head, slow_logits(head, target, text, path).argsort(descending=True))
+    )
+    assert torch.equal(found.seen, seen)
+    assert torch.equal(found.right, right)
+
+
+def test_draft_models() -> None:
+    """Also one that knows some of the tokens only."""
+    target, ids = tiny_model(), torch.arange(0, 50)
+    draft = frozen_shared_draft(new_shared_draft(target, 2, ids=ids), target)
+    texts = greedy_texts(target, count=4)
+
+    def say(text: list[int], path: list[int]) -> list[int]:
+        said: list[int] = ids[slow_read(draft, [*text, *path]).argsort(descending=True)].tolist()
+        return said
+
+    found = examine(DraftModel(RunAhead(draft, 512), TreeSpec.parse("3"), target.vocab_size), target, texts, 3)
+    seen, right = ranks_of(texts, 3, say)
+    assert torch.equal(found.seen, seen)
+    assert torch.equal(found.right, right)
+
+
+@pytest.mark.parametrize("rows", [512, 5])
+def test_look_ahead_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those behind the token before the root: they have not seen the root, nor what came after it."""
+    monkeypatch.setattr("forerun.train.examine.PASS_ROWS", rows)
+    target = tiny_model()
+    some = target.model.embed_tokens.weight[[3, 9]] + 0.1
+    drafter = Parallel(parallel.Options(), target, some)
+    texts = greedy_texts(target, count=6)
+    first = target.vocab_size
+
+    def say(text: list[int], path: list[int]) -> list[int]:
+        rows = range(first, first + len(path) + 1)
+        said: list[int] = slow_read(target, [*text[:-1], *rows]).argsort(descending=True).tolist()
+        return said
+
+    found = examine(drafter, target, texts, 8)
+    assert found.depth == 2
+    seen, right = ranks_of(texts, 2, say)
     assert torch.equal(found.seen, seen)
     assert torch.equal(found.right, right)
 

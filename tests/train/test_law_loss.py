@@ -79,6 +79,17 @@ def test_overlaps_of_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found.sum(), summed)
 
 
+def test_overlaps_of_a_draft_that_knows_some_tokens() -> None:
+    """What it cannot say is never accepted: its law is compared with the shares of the target's whole law."""
+    parts = given()
+    ids = torch.tensor([1, 4, 5, 19])
+    laws = Laws(parts["states"], parts["taught"])
+    p = torch.softmax(parts["states"] @ parts["taught"].T, -1)
+    q = torch.zeros(W, V)
+    q[:, ids] = torch.softmax(parts["x"][:, 0] @ parts["head"][ids].T, -1)
+    torch.testing.assert_close(overlaps(parts["x"][:, 0], parts["head"][ids], laws, ids), torch.minimum(p, q).sum(-1))
+
+
 def test_nothing_to_learn_is_nothing() -> None:
     x = torch.zeros(0, 2, H, requires_grad=True)
     found = distance(x, torch.ones(V, H), Laws(torch.zeros(0, H), torch.ones(V, H)), torch.zeros(0, 2))

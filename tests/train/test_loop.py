@@ -159,6 +159,28 @@ def test_the_learning_rate_rises_and_falls() -> None:
     assert options.rate(1.0) == pytest.approx(0)
 
 
+def test_some_weights_learn_slower_and_the_loss_may_change(tmp_path: Path) -> None:
+    class Slow(Distil):
+        done: tuple[float, ...] = ()
+
+        def pace(self, name: str) -> float:
+            return 0.0 if name.startswith("model.layers") else 1.0
+
+        def proceed(self, done: float) -> None:
+            self.done = (*self.done, done)
+
+    method = Slow(student(), tiny(TARGET, dtype=torch.float32))
+    before = {name: weight.detach().clone() for name, weight in method.module.named_parameters()}
+    Loop(method, some_texts(), OPTIONS, rising(), tmp_path / "c.pt").run()
+    for name, weight in method.module.named_parameters():
+        assert torch.equal(weight, before[name]) == name.startswith("model.layers")
+    assert method.done == pytest.approx([step / 12 for step in range(12)])
+    again = Loop(method, some_texts(), replace(OPTIONS, steps=13), rising(), tmp_path / "c.pt")
+    again.resume()
+    again.run()
+    assert sorted(group["pace"] for group in again.optimizer.param_groups) == [0.0, 1.0]
+
+
 def test_a_time_limit_ends_it_with_the_rate_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, rates = [100.0], []
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from forerun.models.config import Layer
+from forerun.models.heads.shared_draft import frozen_shared_draft, new_shared_draft
 from forerun.models.transformer import Transformer
+from forerun.train.methods.draft import DraftMethod, SharedDraftMethod
 from forerun.train.methods.find import METHODS, method_options, new_method
 from forerun.train.methods.method import Method, Task
+from forerun.train.student import StudentShape
 from forerun.train.texts import Text, TextBatch
 from tests.models.rows import VOCABULARY, config, tiny
 
@@ -60,7 +63,7 @@ def test_half_precision_is_close(name: str) -> None:
     assert float(torch.cosine_similarity(found[0][1], found[1][1], 0)) > 0.95
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "draft"])
+@pytest.mark.parametrize("name", METHODS)
 def test_what_does_not_learn_stays(name: str) -> None:
     target = tiny(TARGET, dtype=torch.float32)
     before = {key: weight.clone() for key, weight in target.state_dict().items()}
@@ -88,6 +91,42 @@ def test_tokens_outside_the_draft_vocabulary_are_not_learned(name: str) -> None:
     assert float(loss.total.detach()) == 0
     inside = learner.loss(TextBatch.pack([Text.of(outside[:4], ids.tolist()[:8])]))
     assert float(inside.total.detach()) > 0
+
+
+def test_a_draft_shares_the_targets_matrices_where_it_can() -> None:
+    target = tiny(TARGET, dtype=torch.float32)
+    shared = method("draft", target)
+    assert isinstance(shared, SharedDraftMethod)
+    assert shared.module.vocab_size == 64
+    assert isinstance(method("draft", target, hidden=64), SharedDraftMethod)
+    for given in ({"own_matrices": True}, {"hidden": 32}):
+        own = method("draft", target, **given, draft_vocabulary=None)
+        assert isinstance(own, DraftMethod)
+        with pytest.raises(ValueError, match="--draft-vocabulary is for drafts that share"):
+            method("draft", target, **given)
+    experts = replace(TARGET, layers=(Layer(experts=True),), experts=4)
+    assert not StudentShape().shares(experts)
+
+
+def test_a_shared_draft_that_is_the_target_has_nothing_to_learn() -> None:
+    target = tiny(TARGET, dtype=torch.float32)
+    batch = TextBatch.pack(texts())
+    assert float(method("draft", target, layers=4).loss(batch).total.detach()) == pytest.approx(0, abs=1e-4)
+    assert float(method("draft", target, layers=2).loss(batch).total.detach()) > 0.1
+
+
+def test_a_place_counts_by_what_the_others_miss() -> None:
+    """Beside a draft that is the target nothing is missed, but for what it cannot say."""
+    target = tiny(TARGET, dtype=torch.float32)
+    batch = TextBatch.pack(texts())
+    task = Task(target, HF, Path(), texts())
+    found = {}
+    for name, ids in {"whole": None, "half": torch.arange(0, VOCABULARY, 2)}.items():
+        twin = frozen_shared_draft(new_shared_draft(target, 4, ids=ids), target)
+        loss = new_method("draft", StudentShape(), replace(task, beside={"other": twin})).loss(batch)
+        found[name] = float(loss.figures["missed"]) / loss.count
+    assert found["whole"] == pytest.approx(0, abs=1e-5)
+    assert 0.2 < found["half"] < 0.8
 
 
 def test_noise_is_by_the_seed() -> None:

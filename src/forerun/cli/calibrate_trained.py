@@ -17,7 +17,7 @@ from forerun.cli.model_options import loading
 
 
 def trained(
-    drafter: Annotated[str, typer.Argument(help="eagle3, medusa, …, or the folder of a trained drafter.")],
+    drafter: Annotated[str, typer.Argument(help="eagle3, medusa, draft_model, …, or the folder of a trained drafter.")],
     *,
     model: Annotated[
         str, typer.Option(help="A built-in name, a folder, a GGUF file or a Hugging Face id.")
@@ -41,7 +41,8 @@ def trained(
     """How right a trained drafter is, whether it knows, and which tree writes fastest on this kind of device.
 
     What is found goes into the drafter's folder, and the drafter uses it from then on: accuracies by depth and rank
-    for static trees, how far its confidences can be trusted when sampling with a seed, and the tree.
+    for static trees, how far its confidences can be trusted when sampling with a seed, and the tree. For parallel
+    only the accuracies are used, and no trees are tried: it makes its own from them.
 
     [bold]Examples[/]
 
@@ -72,7 +73,7 @@ def trained(
         found = find_out(
             loaded,
             method,
-            str(options.get("path", "")),
+            str(options.get("path") or options.get("model", "")),
             fitting,
             max_tokens=max_tokens,
             trees=tree or None,
@@ -101,6 +102,12 @@ def _print(drafter: str, found: dict[str, Any], seconds: float) -> None:
     for row in found["confidence"]:
         trust.add_row(f"{row['confidence']:.2f}", f"{row['acceptance']:.2f}", f"{row['candidates']:,}")
     console.print(trust)
+    if found["timed"]:
+        _print_trees(found)
+    console.print(Text(f"Kept in {found['folder']}, after {seconds:.0f} s."), soft_wrap=True)
+
+
+def _print_trees(found: dict[str, Any]) -> None:
     times = Table(title="Trees", title_justify="left", box=None, pad_edge=False)
     for title in ("tree", "tokens/s", "tokens/pass"):
         times.add_column(title, justify="left" if title == "tree" else "right")
@@ -109,5 +116,4 @@ def _print(drafter: str, found: dict[str, Any], seconds: float) -> None:
         style = "bold green" if row is best else ""
         speed, per_pass = f"{row['tokens_per_second']:.1f}", f"{row['tokens_per_pass']:.2f}"
         times.add_row(row["tree"], speed, per_pass, style=style)
-    console.print(times)
-    console.print(Text(f"Kept in {found['folder']}, after {seconds:.0f} s."), soft_wrap=True)
+    output().print(times)

@@ -80,8 +80,9 @@ def train(
     checkpoints lie in OUT.training, and --resume goes on from there.
 
     METHOD draft makes a transformer with few layers, which begin as some of the target's own, for the drafter
-    draft_model. eagle, eagle3 and mtp are a layer that foresees the target's states; blockwise and medusa are heads on
-    its last state; parallel is a few embeddings that the target reads in place of tokens not known yet.
+    draft_model; where it can, it reads and speaks with the target's own matrices. eagle, eagle3 and mtp are a layer
+    that foresees the target's states; blockwise and medusa are heads on its last state; parallel is a few embeddings
+    that the target reads in place of tokens not known yet.
 
     [bold]Examples[/]
 
@@ -91,7 +92,9 @@ def train(
 
     In two processes:  [green]torchrun --nproc-per-node 2 -m forerun.cli.main train draft --prompts …[/]
 
-    Then draft with it:  [green]forerun generate --drafter draft_model --draft-model small "Why is the sky blue?"[/]
+    Then draft with it:  [green]forerun generate --drafter small "Why is the sky blue?"[/]
+
+    Heads, and a new model below them:  [green]forerun train medusa --backbone --prompts prompts.jsonl --out both[/]
 
     Answers for several runs:  [green]forerun train answers --prompts prompts.jsonl --times 3 --out told[/]
 
@@ -222,6 +225,21 @@ def _print_result(out: Path, made: dict[str, Any], as_json: bool) -> None:
         f"{data['texts']:,} answers. The last session took {made['last_session_seconds']:.0f} s."
     )
     output().print(Text.assemble((str(out), "bold cyan"), line), soft_wrap=True)
+    if "backbone" in made:
+        _print_backbone(out, made)
+
+
+def _print_backbone(out: Path, made: dict[str, Any]) -> None:
+    """Whoever uses it has to know that he does not use the original."""
+    about = made["backbone"]
+    distance, folder = about["distance"], out / "backbone"
+    line = (
+        f" is a new model and no longer {about['original']['name']}: its text is not the original's. On what that "
+        f"says to the prompts held back, another token is the likeliest at {distance['greedy_differs']:.1%} of "
+        f"{distance['places']:,} places, and the laws are {distance['mean_kl']:.4f} nats apart. The heads draft only "
+        f"for it: --model {folder} --drafter {out}"
+    )
+    output().print(Text.assemble((str(folder), "bold yellow"), line), soft_wrap=True)
 
 
 @contextmanager

@@ -26,8 +26,17 @@ class ShapeOptions:
         int | None,
         typer.Option(
             min=1,
-            help="draft: its width; with another than the target's it begins as noise.",
+            help="draft: its width; with another than the target's it begins as noise, with matrices of its own.",
             show_default="the target's",
+            rich_help_panel=SHAPE,
+        ),
+    ] = None
+    own_matrices: Annotated[
+        bool | None,
+        typer.Option(
+            "--own-matrices",
+            help="draft: an embedding and a head of its own, in place of the target's; it is a model like others then.",
+            show_default=False,
             rich_help_panel=SHAPE,
         ),
     ] = None
@@ -45,7 +54,7 @@ class ShapeOptions:
         int | None,
         typer.Option(
             min=0,
-            help="All but draft and parallel: how many tokens can be drafted, the most frequent ones; 0 for all.",
+            help="All but parallel: how many tokens can be drafted, the most frequent ones; 0 for all.",
             show_default="8192",
             rich_help_panel=SHAPE,
         ),
@@ -85,6 +94,26 @@ class ShapeOptions:
             max=1,
             help="All but draft and parallel: how much the target's law counts; the rest goes to the token written.",
             show_default="1",
+            rich_help_panel=SHAPE,
+        ),
+    ] = None
+    backbone: Annotated[
+        bool | None,
+        typer.Option(
+            "--backbone",
+            help="blockwise, medusa: then let the target's own layers learn too, as many steps again. That makes a new "
+            "model, in OUT/backbone, whose text is no longer the original's.",
+            show_default=False,
+            rich_help_panel=SHAPE,
+        ),
+    ] = None
+    backbone_rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="With --backbone: the layers' learning rate, as a share of the heads'.",
+            show_default="0.125",
             rich_help_panel=SHAPE,
         ),
     ] = None
@@ -188,8 +217,8 @@ class TrainOptions:
             raise ValueError(f"--learning-rate is {rate:g}: give a number above 0 and below 1, as 3e-4")
         if self.time_limit is not None and not 0 < self.time_limit < 1e6:
             raise ValueError(f"--time-limit is {self.time_limit:g}: give minutes, a number above 0")
-        if self.bits not in (8, 16) or (self.bits == 8 and method == "draft"):
-            raise ValueError(f"--bits is {self.bits}: give 16, or 8 for all methods but draft")
+        if self.bits not in (8, 16):
+            raise ValueError(f"--bits is {self.bits}: give 16 or 8")
         return Settings(
             method=method,
             options=method_options(method, shape.given()),

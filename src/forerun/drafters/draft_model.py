@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forerun.core.history import History
 from forerun.core.sequence import Sequence
@@ -17,13 +18,19 @@ from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.growing import grow, rows_below_root
 from forerun.drafters.run_ahead import Ahead, RunAhead
-from forerun.drafters.trained_folder import find_head
+from forerun.drafters.trained_folder import Calibration, find_head
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.fields import read_json
-from forerun.models.heads.files import is_head
+from forerun.models.heads.files import HeadFolder, is_head
 from forerun.models.heads.shared_draft import is_shared_draft, load_shared_draft
+from forerun.models.store import MANIFEST
 from forerun.models.target import TargetModel
 from forerun.models.transformer import Transformer
+
+METHOD = "draft"
+"""What such drafts are trained by."""
+UNMEASURED = "4"
+"""The tree where nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -31,38 +38,58 @@ class Options:
     model: str = ""
     """The draft: a name, a folder, a file or a Hugging Face id, as for the target; by default the one that comes with
     Forerun for this target."""
-    tree: str = "4"
-    """What to draft: "4" for a chain of four, "3,2,1" for a sampled tree, "fixed:3,2,1", "dynamic:8,5,40"."""
+    tree: str = ""
+    """What to draft: "4" for a chain of four, "3,2,1" for a sampled tree, "fixed:3,2,1", "dynamic:8,5,40", "static:26"
+    for a draft that was measured; by default what was found best for this device, else a chain of four."""
 
     def __post_init__(self) -> None:
-        TreeSpec.parse(self.tree)
+        if self.tree:
+            TreeSpec.parse(self.tree)
 
 
 def make(options: Options, setup: Setup) -> Drafter:
-    spec = _settled(TreeSpec.parse(options.tree))
-    model = load_draft(options.model, setup)
+    shared = _find_shared(options.model, setup)
+    known = Calibration.of(_manifest(options.model) if shared is None else shared.manifest)
+    tree = options.tree or known.trees.get(setup.target.device.type) or UNMEASURED
+    spec = _settled(TreeSpec.parse(tree), known.accuracies or None)
+    model = load_draft(options.model, setup) if shared is None else _load_shared(shared, setup)
     if spec.branches and not model.branches:
-        raise ValueError(
-            f"the draft model {options.model} cannot read the tree {options.tree}: ask for a chain, such as tree=4"
-        )
-    return DraftModel(RunAhead(model, setup.slots), spec, setup.target.vocab_size)
+        raise ValueError(f"the draft model {options.model} cannot read the tree {tree}: ask for a chain, as tree=4")
+    return DraftModel(RunAhead(model, setup.slots), spec, setup.target.vocab_size, tau=known.tau)
 
 
 def load_draft(name: str, setup: Setup) -> TargetModel:
     """A model of its own, or layers that were trained to draft for the target and share its matrices."""
-    folder = Path(name).expanduser()
-    shipped = not name and isinstance(setup.target, Transformer)
-    if shipped or (is_head(folder) and is_shared_draft(read_json(folder / "config.json"))):
-        try:
-            found, target = find_head("draft", name, setup)
-        except ValueError:
-            if name:
-                raise
-        else:
-            return load_shared_draft(found, target)
+    shared = _find_shared(name, setup)
+    if shared is not None:
+        return _load_shared(shared, setup)
     if not name:
         raise ValueError("the drafter draft_model needs a model: name a smaller one of the family with model=NAME")
     return setup.load(name)
+
+
+def _load_shared(folder: HeadFolder, setup: Setup) -> TargetModel:
+    assert isinstance(setup.target, Transformer)
+    return load_shared_draft(folder, setup.target)
+
+
+def _find_shared(name: str, setup: Setup) -> HeadFolder | None:
+    """The draft of that name where it shares the target's matrices; without a name the one that comes with Forerun."""
+    folder = Path(name).expanduser()
+    if name and not (is_head(folder) and is_shared_draft(read_json(folder / "config.json"))):
+        return None
+    try:
+        return find_head(METHOD, name, setup)[0]
+    except ValueError:
+        if name:
+            raise
+        return None  # none comes with Forerun for this target
+
+
+def _manifest(name: str) -> dict[str, Any]:
+    """What the folder of a model that was trained to draft says of itself."""
+    folder = Path(name).expanduser()
+    return read_json(folder / MANIFEST) if name and is_head(folder) else {}
 
 
 def _settled(spec: TreeSpec, accuracies: Many[Many[float]] | None = None) -> TreeSpec:

@@ -28,8 +28,10 @@ from forerun.core.noise import Purpose, StepNoise, row_key, uniform
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.draft_model import load_draft
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
+from forerun.drafters.growing import LEAST_BIAS
 from forerun.drafters.none import roots_only
 from forerun.drafters.run_ahead import Rows, Run, RunAhead
 from forerun.drafters.tree_spec import MAX_DEPTH, MAX_NODES
@@ -41,7 +43,7 @@ MOST_PATHS = 32
 @dataclass(frozen=True)
 class Options:
     models: str = ""
-    """The drafts, "a,b" or one alone: names, folders, files or Hugging Face ids, as for the target."""
+    """The drafts, "a,b" or one alone: names, folders, files or Hugging Face ids, as for draft_model."""
     samples: int = 2
     """How many paths each of them drafts."""
     length: int = 4
@@ -73,7 +75,7 @@ class Options:
 
 
 def make(options: Options, setup: Setup) -> Drafter:
-    models = [setup.load(name) for name in options.names]
+    models = [load_draft(name, setup) for name in options.names]
     for name, model in zip(options.names, models, strict=True):
         if options.samples > 1 and not model.branches:
             raise ValueError(f"the draft model {name} cannot read a tree: let it draft one path, with samples=1")
@@ -147,8 +149,9 @@ class _Step:
         self.positions = self._column(positions)
         self.noise = StepNoise(self._column([sequence.seed for sequence in sequences]), self.positions + 1)
         params = [sequence.params for sequence in sequences]
-        self.settings = LawSettings.of(params, self.device)
-        self.first = self.settings if drafter.samples == 1 else LawSettings.of(list(map(_ranked, params)), self.device)
+        self.settings = _bearable(LawSettings.of(params, self.device))
+        ranked = list(map(_ranked, params))
+        self.first = self.settings if drafter.samples == 1 else _bearable(LawSettings.of(ranked, self.device))
         self.greedy = [sequence.params.greedy for sequence in sequences]
         self.coupled = [sequence.coupled and not sequence.params.greedy for sequence in sequences]
         self.drawn = [not (greedy or coupled) for greedy, coupled in zip(self.greedy, self.coupled, strict=True)]
@@ -164,7 +167,7 @@ class _Step:
             there = torch.arange(samples, device=self.device) < self._column(counts)[:, None]
             if depth == 0:
                 rows = run.roots()
-                q = self._law(rows, self.first, paths[:, :1])
+                q = self._law(rows, run.ids, self.first, paths[:, :1])
                 tokens = self._spread(rows.sequence, self._first(rows, q, number))
             else:
                 # A path without a candidate goes on from token 0, which is read and forgotten; where there is no path
@@ -173,7 +176,7 @@ class _Step:
                 paths = torch.cat([paths, read[:, :, None]], 2)
                 start = run.tokens.shape[1]
                 rows = run.level(read, above, counts)
-                q = self._law(rows, self.settings, paths)
+                q = self._law(rows, run.ids, self.settings, paths)
                 tokens = self._spread((rows.sequence, rows.column), self._next(rows, q, number, depth))
                 there &= levels[-1].tokens >= 0
                 above = start + _last_equal(paths)
@@ -216,13 +219,17 @@ class _Step:
                     kept[level.rows.sequence, level.rows.column, number, depth] = level.q
         return kept.flatten(1, 3)
 
-    def _law(self, rows: Rows, settings: LawSettings, paths: Tensor) -> Tensor:
-        """[R, V] the laws after paths [B, F, depth], over the target's vocabulary: models pad theirs differently."""
+    def _law(self, rows: Rows, ids: Tensor | None, settings: LawSettings, paths: Tensor) -> Tensor:
+        """[R, V] the laws after paths [B, F, depth], over the target's vocabulary: models pad theirs differently, or
+        know only some tokens, `ids`, of it."""
         own = settings.take(rows.sequence)
         context = None
         if own.penalises:
             context = self.drafter.history.context(self.sequences, rows.sequence, paths[rows.sequence, rows.column])
         logits = rows.logits[:, : self.drafter.vocabulary]
+        if ids is not None:
+            nothing = logits.new_full((logits.shape[0], self.drafter.vocabulary), -torch.inf)
+            logits = nothing.index_copy_(1, ids, logits)
         if missing := self.drafter.vocabulary - logits.shape[1]:
             logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
         return law(logits, own, context)
@@ -291,6 +298,11 @@ def _last_equal(paths: Tensor) -> Tensor:
     """
     equal = (paths[:, :, None] == paths[:, None]).all(-1)  # [B, S, S]
     return equal.shape[1] - 1 - equal.flip(-1).to(torch.uint8).argmax(-1)
+
+
+def _bearable(settings: LawSettings) -> LawSettings:
+    """A bias of -inf for each token of a small draft vocabulary would leave no law to draw from."""
+    return replace(settings, bias_values=settings.bias_values.clamp_min(LEAST_BIAS))
 
 
 def _until_absent(path: list[int]) -> list[int]:

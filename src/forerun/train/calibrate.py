@@ -14,17 +14,20 @@ from statistics import median
 from typing import Any
 
 from forerun.core.params import SamplingParams
+from forerun.drafters import draft_model, parallel
 from forerun.drafters.find import Setup, make_drafter
-from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.drafters.trained_folder import Calibration, find_head
 from forerun.engine.llm import LLM
 from forerun.engine.loaded import LoadedModel
 from forerun.models.heads.files import read_head, update_manifest
 from forerun.models.transformer import Transformer
-from forerun.train.examine import Findings, examine
+from forerun.train.examine import Examined, Findings, examine
+from forerun.train.methods.find import METHODS
 
 Progress = Callable[[str, int, int], None]
 
+DRAFT = "draft_model"
+"""The drafter whose folders are made by a method of another name."""
 DEPTH = 8
 """How far ahead the drafter is asked."""
 ROUNDS = 3
@@ -70,16 +73,21 @@ def find_out(loaded: LoadedModel, method: str, folder: Path, texts: Many[tuple[l
     assert isinstance(target, Transformer)
     longest = max(len(text) for text, _ in texts)
     setup = Setup(target, longest + 64, loaded.load_beside)
-    drafter = make_drafter(method, setup, {"path": str(folder), "tree": "1"})
-    if not isinstance(drafter, FeatureDrafter | SideDrafter):
-        raise ValueError(
-            f"{method} has no law of its own to look at: calibrate eagle, eagle3, mtp, medusa or blockwise"
-        )
+    drafter = make_drafter(method, setup, {option_of(method): str(folder), "tree": "1"})
+    assert isinstance(drafter, Examined)
     return examine(drafter, target, texts, DEPTH)
 
 
+def option_of(method: str) -> str:
+    """How a drafter's folder is named to it."""
+    return "model" if method == DRAFT else "path"
+
+
 def candidates(method: str, device: str, depth: int) -> tuple[str, ...]:
-    """Trees to try for a drafter that sees so far ahead."""
+    """Trees to try for a drafter that sees so far ahead. Parallel divides its rows by the accuracies, anew in every
+    step, so there is no tree to be chosen for it."""
+    if method == parallel.METHOD:
+        return ()
     table = SIDE_CANDIDATES if method in ("medusa", "blockwise") else CANDIDATES
     return tuple(tree for tree in table.get(device, table["cuda"]) if not tree.isdigit() or int(tree) <= depth)
 
@@ -101,7 +109,8 @@ def time_trees(
     for turn in range(1 + ROUNDS):  # the first warms up
         for place, tree in enumerate(trees):
             tell("Timing trees", turn * len(trees) + place, (1 + ROUNDS) * len(trees))
-            with LLM(loaded, method, drafter_options={"path": str(folder)}, tree=tree, cache_tokens=slots) as llm:
+            chosen = {option_of(method): str(folder)}
+            with LLM(loaded, method, drafter_options=chosen, tree=tree, cache_tokens=slots) as llm:
                 start = time.perf_counter()
                 tokens = sum(
                     len(llm.generate(prompt, params).token_ids) for prompt in (prompts[:1] if turn == 0 else prompts)
@@ -123,8 +132,14 @@ def calibrate(
     tell: Progress = lambda doing, done, total: None,
 ) -> dict[str, Any]:
     """Find out, and write it into the folder; what was written comes back, with the times of all trees."""
+    made_by = draft_model.METHOD if method == DRAFT else method
+    if made_by not in METHODS:
+        raise ValueError(f"{method} is nothing that is trained: calibrate one of {', '.join(METHODS)}")
+    method = DRAFT if made_by == draft_model.METHOD else method
+    if method == parallel.METHOD and trees:
+        raise ValueError("parallel makes its own trees, from the accuracies: leave --tree out")
     setup = Setup(loaded.target, 16, loaded.load_beside)
-    found, _ = find_head(method, path, setup)
+    found, _ = find_head(made_by, path, setup)
     assert found.path is not None
     folder = found.path
     device = loaded.target.device.type
@@ -132,18 +147,14 @@ def calibrate(
     tell("Asking the drafter", 0, 0)
     findings = find_out(loaded, method, folder, texts)
     known = Calibration.of(found.manifest)
-    fresh: dict[str, Any] = {
-        "accuracies": findings.accuracies,
-        "tau": findings.tau,
-        "confidence": findings.table,
-        "trees": dict(known.trees),
-    }
+    fresh: dict[str, Any] = {**findings.kept(), "trees": dict(known.trees)}
     update_manifest(folder, calibration=fresh)  # static trees are built from it
     few = sorted(prompts, key=len)[: max(4, len(prompts) // 4)]
     wanted = trees or candidates(method, device, len(findings.accuracies))
     timed = time_trees(loaded, method, folder, few, wanted, max_tokens, tell)
-    best = max(timed, key=lambda each: each.tokens_per_second)
-    fresh["trees"] = {**known.trees, device: best.tree}
-    update_manifest(folder, calibration=fresh)
-    assert Calibration.of(read_head(folder).manifest).trees[device] == best.tree
+    if timed:
+        best = max(timed, key=lambda each: each.tokens_per_second)
+        fresh["trees"] = {**known.trees, device: best.tree}
+        update_manifest(folder, calibration=fresh)
+        assert Calibration.of(read_head(folder).manifest).trees[device] == best.tree
     return {**fresh, "timed": [vars(replace(each)) for each in timed], "folder": str(folder)}

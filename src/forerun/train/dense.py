@@ -33,7 +33,9 @@ def states(model: Transformer, tokens: Tensor, layers: Iterable[int] = (), atten
     """tokens [B, L] → the states behind those layers, and the last ones. Under `attend`, by default a causal mask."""
     assert model.amx is None, "the weights are there as checkpoints have them"
     wanted = frozenset(layers)
-    x = embedded(model, model.model.embed_tokens(tokens))
+    x = model.embed(tokens)
+    # The sum that layers add to has the model's own precision: a draft may read with the embedding of another model.
+    x = x.to(torch.promote_types(x.dtype, model.dtype))
     turns = turns_of(model.config, torch.arange(tokens.shape[1], device=tokens.device), x.dtype)
     behind: dict[int, Tensor] = {}
     for index, layer in enumerate(model.model.layers):

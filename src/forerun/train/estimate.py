@@ -15,6 +15,7 @@ import torch
 
 from forerun.train.answers import Talk, converse
 from forerun.train.loop import TENTHS, Loop
+from forerun.train.methods.method import Method
 from forerun.train.run import Run
 from forerun.train.texts import Text
 from forerun.train.writing import Writer
@@ -34,6 +35,7 @@ class Estimate:
     answer_tokens: int
     """At most: answers may end earlier."""
     steps: int
+    """Of each part, where there are two; what follows is told of the second."""
     weights: int
     """That learn."""
     answer_seconds: float
@@ -59,11 +61,14 @@ def estimate(run: Run, given: list[Text] | None = None) -> Estimate:
     else:
         texts, tokens, answer_seconds = len(given), sum(len(text.answer) for text in given), 0.0
         some = given
-    trial = _learning(run, some)
+    method = run.new_method(some)
+    second = run.second_method(method, some)
+    trials = [_learning(run, part, some) for part in (method, second) if part is not None]
     measures = 1 + (TENTHS if options.every is None else -(-options.steps // options.every))
-    learning = options.steps * trial.step_seconds + measures * trial.measure_seconds
+    learning = [options.steps * trial.step_seconds + measures * trial.measure_seconds for trial in trials]
     if options.time_limit is not None:
-        learning = min(learning, options.time_limit)
+        learning = [min(seconds, options.time_limit) for seconds in learning]
+    trial = trials[-1]
     return Estimate(
         prompts=len(run.learned),
         held_back=len(run.questions),
@@ -75,7 +80,7 @@ def estimate(run: Run, given: list[Text] | None = None) -> Estimate:
         step_seconds=trial.step_seconds,
         measures=measures,
         measure_seconds=trial.measure_seconds,
-        seconds=answer_seconds + learning,
+        seconds=answer_seconds + sum(learning),
         memory_bytes=_memory(run.target.device),
     )
 
@@ -106,11 +111,10 @@ class _Trial:
     weights: int
 
 
-def _learning(run: Run, texts: list[Text]) -> _Trial:
+def _learning(run: Run, method: Method, texts: list[Text]) -> _Trial:
     """What a step and a measurement take."""
     told: list[float] = []
     measured: list[float] = []
-    method = run.new_method(texts)
 
     def measure() -> float:
         start = time.perf_counter()

@@ -12,17 +12,22 @@ the drafts whose path came true, the only ones that count. Three things come of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.core.sequence import Sequence
+from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.drafter import Observation
-from forerun.drafters.trained import FeatureDrafter, SideDrafter
+from forerun.drafters.parallel import Parallel
+from forerun.drafters.trained import SideDrafter
 from forerun.models.batch import Batch, Segment
 from forerun.models.cache import KVCache
+from forerun.models.target import Output
 from forerun.models.transformer import Transformer
 
 TOP = 10
@@ -32,6 +37,9 @@ TAUS = tuple(round(0.5 * 1.1**step, 3) for step in range(22))
 PASS_ROWS = 512
 STRIDE = 3
 """Tokens between two places of a text."""
+
+Examined = DraftModel | SideDrafter | Parallel
+"""Drafters that have been trained: heads that go on from state to state are draft models too."""
 
 
 @dataclass
@@ -76,6 +84,10 @@ class Findings:
                 )
         return rows
 
+    def kept(self) -> dict[str, Any]:
+        """What a drafter's folder has of it."""
+        return {"accuracies": self.accuracies, "tau": self.tau, "confidence": self.table}
+
     def learn(self, depth: int, logits: Tensor, target: Tensor, ids: Tensor | None, noise: torch.Generator) -> Tensor:
         """What the drafter says [R, Vd] and what the target says [R, V] at places of one depth; which of these went on
         to the next [R]."""
@@ -110,48 +122,62 @@ class Findings:
         self.races += int(some.sum())
 
 
-def examine(
-    drafter: FeatureDrafter | SideDrafter, target: Transformer, texts: Many[tuple[list[int], int]], depth: int
-) -> Findings:
+def examine(drafter: Examined, target: Transformer, texts: Many[tuple[list[int], int]], depth: int) -> Findings:
     """Texts with the place from which on they count."""
-    if isinstance(drafter, SideDrafter):
-        depth = min(depth, drafter.heads.count)
+    depth = min(depth, _reach(drafter, target) or depth)
     findings = Findings(depth)
     noise = torch.Generator().manual_seed(0)
     for number, (text, start) in enumerate(texts):
+        places = range(max(2, start), len(text) - depth, STRIDE)
         features, logits = _read(target, text, drafter.layers)
-        at = max(2, start)
+        ahead = _look_ahead(target, text, places, depth)
         observed = 0
-        while at + depth < len(text):
+        for at in places:
             sequence = Sequence(text[: at + 1], 1, id=number)
             fresh = {layer: states[observed:at] for layer, states in features.items()}
             drafter.observe([Observation(sequence, [], fresh, observed)])
             observed = at
-            _ask(drafter, findings, sequence, text, logits, noise)
-            at += STRIDE
+            if isinstance(drafter, DraftModel):
+                _lead(drafter, findings, sequence, text, logits, noise)
+            elif isinstance(drafter, SideDrafter):
+                with torch.inference_mode():
+                    said = drafter.heads(drafter.last_state(sequence)[None])[0]
+                _compare(findings, said, logits[at:], drafter.heads.ids, noise)
+            else:
+                _compare(findings, next(ahead), logits[at:], None, noise)
         drafter.forget(Sequence(text, 1, id=number))
     if not float(findings.seen.sum()):
         raise ValueError("there is too little text to calibrate with: give more prompts, or longer answers")
     return findings
 
 
-def _ask(
-    drafter: FeatureDrafter | SideDrafter,
+def _reach(drafter: Examined, target: Transformer) -> int | None:
+    """How far ahead it sees, where that has an end."""
+    if isinstance(drafter, SideDrafter):
+        return drafter.heads.count
+    if isinstance(drafter, Parallel):
+        assert target.extra is not None, "the drafter has given the target its embeddings"
+        return target.extra.shape[0]
+    return None
+
+
+def _compare(findings: Findings, said: Tensor, target: Tensor, ids: Tensor | None, noise: torch.Generator) -> None:
+    """Guesses [D, V] that were all made at once, with what the target says there [≥ D, V]."""
+    for depth in range(findings.depth):
+        if not bool(findings.learn(depth, said[depth][None], target[depth][None], ids, noise)[0]):
+            return
+
+
+def _lead(
+    drafter: DraftModel,
     findings: Findings,
     sequence: Sequence,
     text: list[int],
     target: Tensor,
     noise: torch.Generator,
 ) -> None:
+    """Each depth is a pass of the drafter's own, behind what the target said above it."""
     at = sequence.position
-    if isinstance(drafter, SideDrafter):
-        heads = drafter.heads
-        with torch.inference_mode():
-            said = heads(drafter.last_state(sequence)[None])[0]
-        for depth in range(findings.depth):
-            if not bool(findings.learn(depth, said[depth : depth + 1], target[at + depth][None], heads.ids, noise)[0]):
-                return
-        return
     run = drafter.ahead.start([sequence], [findings.depth])
     assert run.takes_part[0], "the cache has room for one text"
     rows = run.roots()
@@ -163,20 +189,41 @@ def _ask(
         rows = run.level(token, torch.full_like(token, depth - 1), [1])
 
 
+def _look_ahead(target: Transformer, text: list[int], places: Iterable[int], count: int) -> Iterator[Tensor]:
+    """For each place the logits [count, V] of the look-ahead rows that hung behind the token before it. They are read
+    as when they draft: behind the text, in its pass, and nothing of them is kept."""
+    cache = KVCache(target.new_storage(-(-(len(text) + count) // 16) * 16))
+    rows = range(target.vocab_size, target.vocab_size + count)
+    for at in places:
+        while at - cache.committed(0) > PASS_ROWS:
+            start = cache.committed(0)
+            _pass(target, cache, text[start : start + PASS_ROWS], 0)
+            cache.commit({0: range(PASS_ROWS)})
+        fresh = text[cache.committed(0) : at]
+        yield _pass(target, cache, [*fresh, *rows], count).logits
+        cache.commit({0: range(len(fresh))})
+
+
 def _read(target: Transformer, text: list[int], layers: Many[int]) -> tuple[dict[int, Tensor], Tensor]:
     """Hidden states and logits of all of a text."""
     cache = KVCache(target.new_storage(-(-len(text) // 16) * 16))
     states: dict[int, list[Tensor]] = {layer: [] for layer in layers}
     logits: list[Tensor] = []
     for start in range(0, len(text), PASS_ROWS):
-        tokens = torch.tensor(text[start : start + PASS_ROWS])
-        cache.reserve(0, len(tokens))
-        context, own = cache.slots(0)
-        positions = torch.arange(start, start + len(tokens))
-        segment = Segment(0, tokens, positions, None, context, own, len(tokens), blocks=cache.blocks(0))
-        output = target.forward_rows(Batch.pack([segment]), cache.storage, layers)
+        tokens = text[start : start + PASS_ROWS]
+        output = _pass(target, cache, tokens, len(tokens), layers)
         cache.commit({0: range(len(tokens))})
         logits.append(output.logits.clone())
         for layer in layers:
             states[layer].append(output.features[layer].clone())
     return {layer: torch.cat(parts) for layer, parts in states.items()}, torch.cat(logits)
+
+
+def _pass(target: Transformer, cache: KVCache, tokens: list[int], logits: int, layers: Many[int] = ()) -> Output:
+    """What comes next in the text that the cache holds. Which rows stay is for the caller to say."""
+    start = cache.committed(0)
+    cache.reserve(0, len(tokens))
+    context, own = cache.slots(0)
+    positions = torch.arange(start, start + len(tokens))
+    segment = Segment(0, torch.tensor(tokens), positions, None, context, own, logits, blocks=cache.blocks(0))
+    return target.forward_rows(Batch.pack([segment]), cache.storage, layers)

@@ -59,8 +59,9 @@ def distance(x: Tensor, head: Tensor, laws: Laws, weights: Tensor, compare: Comp
 
 
 @torch.no_grad()
-def overlaps(x: Tensor, head: Tensor, laws: Laws) -> Tensor:
-    """x [W, H] → [W], Σ min(p, q) at each place: how likely a draft sampled from q is accepted there."""
+def overlaps(x: Tensor, head: Tensor, laws: Laws, ids: Tensor | None = None) -> Tensor:
+    """x [W, H] → [W], Σ min(p, q) at each place: how likely a draft sampled from q is accepted there. `ids` are the
+    tokens that rows of `head` stand for, where these are not those of the laws' own."""
     kind = laws.head.dtype
     at_once = max(1, ELEMENTS.get(x.device.type, ELEMENTS["cuda"]) // head.shape[0])
     parts = []
@@ -68,7 +69,7 @@ def overlaps(x: Tensor, head: Tensor, laws: Laws) -> Tensor:
         both = (torch.split(rows.to(kind), at_once) for rows in (x, laws.states))
         for own, taught in zip(*both, strict=True):
             p, q = (torch.softmax(_logits(*each), -1) for each in ((taught, laws.head), (own, head.to(kind))))
-            parts.append(torch.minimum(p, q).sum(-1))
+            parts.append(torch.minimum(p if ids is None else p[:, ids], q).sum(-1))
     return torch.cat(parts)
 
 

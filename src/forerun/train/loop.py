@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,19 @@ class Learner(Protocol):
         ...
 
     def loss(self, batch: TextBatch) -> Loss: ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A learner whose weights do not all learn alike, and whose loss changes as the run goes on."""
+
+    def pace(self, name: str) -> float:
+        """What the learning rate of a weight is multiplied by."""
+        ...
+
+    def proceed(self, done: float) -> None:
+        """That share of the run is over."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -131,7 +144,7 @@ class Loop:
         self.standing = Standing()
         self.best_weights: dict[str, Tensor] = {}
         self.optimizer = torch.optim.AdamW(
-            self.learning, lr=0.0, betas=(0.9, 0.95), weight_decay=0.01, fused=self.device.type == "cuda"
+            _groups(method), lr=0.0, betas=(0.9, 0.95), weight_decay=0.01, fused=self.device.type == "cuda"
         )
         self._look_every = look or LOOK.get(self.device.type, 1)
         self._saved: int | None = None
@@ -158,6 +171,8 @@ class Loop:
         done = self._done()
         start, began = time.perf_counter(), done
         while done < 1 and standing.since < options.patience:
+            if isinstance(self.method, Paced):
+                self.method.proceed(done)
             self._learn(options.rate(done))
             before, done = done, self._done()
             if standing.step % self._look_every == 0:
@@ -187,7 +202,7 @@ class Loop:
     def _learn(self, rate: float) -> None:
         """One step of the optimiser."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("pace", 1.0)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = self.method.loss(self._batch())
         sums = torch.stack([loss.total.detach(), *loss.figures.values()]).double()
@@ -266,3 +281,12 @@ class Loop:
         loss = self._recent[-1]["loss"] if self._recent else math.nan
         latest = standing.history[-1]["measure"]
         self.tell(News(standing.step, self.options.steps, seconds_left, loss, latest, standing.best))
+
+
+def _groups(method: Learner) -> list[dict[str, Any]]:
+    """The weights that learn, by what the learning rate is multiplied by for them."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, weight in method.module.named_parameters():
+        if weight.requires_grad:
+            groups.setdefault(method.pace(name) if isinstance(method, Paced) else 1.0, []).append(weight)
+    return [{"params": weights, "pace": pace} for pace, weights in groups.items()]

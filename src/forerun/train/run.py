@@ -10,30 +10,42 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forerun.drafters.draft_model import DraftModel, load_draft
+from forerun.drafters.find import Setup
+from forerun.drafters.multi_draft import MultiDraft
+from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.loaded import LoadedModel
 from forerun.models.checkpoint import read_config
 from forerun.models.fields import read_json
+from forerun.models.heads.shared_draft import SharedDraft, draft_identity
 from forerun.models.identity import weights_identity
 from forerun.models.target import TargetModel
 from forerun.models.transformer import Transformer
 from forerun.train.answers import AnswerOptions, Progress, answer_prompts, read_answers
+from forerun.train.calibrate import DEPTH
+from forerun.train.calibrate import answers as own_answers
+from forerun.train.examine import Examined, examine
 from forerun.train.files import write_whole
 from forerun.train.loop import Loop, LoopOptions, News, Standing
 from forerun.train.measure import CHAIN, held_back_tokens, tokens_per_pass
+from forerun.train.methods.backbone import FOLDER, BackboneMethod, apart
 from forerun.train.methods.find import Options, new_method
 from forerun.train.methods.method import Method, Task
+from forerun.train.methods.side import SideMethod, SideOptions
 from forerun.train.processes import Processes
 from forerun.train.prompts import Prompt, hold_back
-from forerun.train.student import text_part
+from forerun.train.student import StudentShape, text_part
 from forerun.train.texts import Text
 
 MEASURED = 128
 """Tokens of each held-back answer, at most."""
+EXAMINED = 16
+"""Held-back prompts that a drafter is looked at with in the end."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,21 @@ def _teachable(name: str, model: TargetModel) -> Transformer:
     return model
 
 
+def _identity(draft: Transformer) -> str:
+    return draft_identity(draft) if isinstance(draft, SharedDraft) else weights_identity(draft)
+
+
+def with_backbone(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of a training in two parts."""
+    parts = ("steps", "best_step", "learning_seconds", "tokens_per_pass", "history")
+    begun = first["tokens_per_pass"]["before"]
+    return {
+        **second,
+        "tokens_per_pass": {**second["tokens_per_pass"], "before": begun},
+        "heads_alone": {name: first[name] for name in parts},
+    }
+
+
 class Run:
     """A drafter for `loaded`, which the record calls `name`."""
 
@@ -101,7 +128,18 @@ class Run:
         self.longest = min(settings.answers.longest, self.target.context_length)
         self.measured = min(MEASURED, settings.answers.max_tokens)
         self.questions = held_back_tokens(loaded, self.held, self.longest, self.measured)
-        self.beside = {other: _teachable(other, loaded.load_beside(other)) for other in beside}
+        setup = Setup(self.target, self.longest, loaded.load_beside)
+        self.beside = {other: _teachable(other, load_draft(other, setup)) for other in beside}
+        self._beside_identities = sorted(map(_identity, self.beside.values()))
+        shape = settings.options
+        if (
+            isinstance(shape, SideOptions)
+            and shape.backbone
+            and any(layer.experts for layer in self.target.config.layers)
+        ):
+            raise ValueError("--backbone: the target has experts, through which its layers cannot learn: leave it out")
+        if settings.bits == 8 and isinstance(shape, StudentShape) and not shape.shares(self.target.config):
+            raise ValueError("--bits is 8: a draft with matrices of its own is read as other models are, so give 16")
 
     def answer(self, work: Path, given: Path | None, tell: Progress) -> list[Text]:
         """The first process asks, unless answers are given; the others read what it wrote."""
@@ -121,13 +159,30 @@ class Run:
         return [Text(text.tokens[: self.longest], text.asked) for text in texts if text.asked < self.longest]
 
     def new_method(self, texts: Sequence[Text]) -> Method:
+        return new_method(self.settings.method, self.settings.options, self._task(texts))
+
+    def second_method(self, first: Method, texts: Sequence[Text]) -> BackboneMethod | None:
+        """What goes on where the first has ended, if something does."""
+        options = self.settings.options
+        if not isinstance(options, SideOptions) or not options.backbone:
+            return None
+        assert isinstance(first, SideMethod)
+        return BackboneMethod(first, options.backbone_rate, self._task(texts))
+
+    def _task(self, texts: Sequence[Text]) -> Task:
         assert self.loaded.folder is not None
         settings = self.settings
-        task = Task(self.target, self.hf, self.loaded.folder, texts, settings.loop.seed, settings.compile, self.beside)
-        return new_method(settings.method, settings.options, task)
+        return Task(self.target, self.hf, self.loaded.folder, texts, settings.loop.seed, settings.compile, self.beside)
 
-    def learn(self, method: Method, texts: list[Text], work: Path, tell: Callable[[News], None]) -> Standing:
-        place = work / "checkpoint.pt"
+    def learn(
+        self,
+        method: Method,
+        texts: list[Text],
+        work: Path,
+        tell: Callable[[News], None],
+        checkpoint: str = "checkpoint.pt",
+    ) -> Standing:
+        place = work / checkpoint
         loop = Loop(method, texts, self.settings.loop, partial(self.measure, method), place, self.processes, tell)
         if place.exists():
             loop.resume()
@@ -135,12 +190,32 @@ class Run:
 
     def measure(self, method: Method) -> float:
         return tokens_per_pass(
-            self.loaded,
+            self._drafts_for(method),
             partial(method.drafter, bits=self.settings.bits),
             self.questions,
             max_tokens=self.measured,
             longest=self.longest,
         )
+
+    def _drafts_for(self, method: Method) -> LoadedModel:
+        """The target, or what has become of it."""
+        return replace(self.loaded, target=method.stored()) if isinstance(method, BackboneMethod) else self.loaded
+
+    def calibration(self, method: Method) -> dict[str, Any]:
+        """How right it is on what it drafts for says to prompts that were held back: static trees are made of that.
+        Empty where the answers are too short to tell."""
+        loaded = self._drafts_for(method)
+        assert isinstance(loaded.target, Transformer)
+        texts = own_answers(loaded, self.questions[:EXAMINED], self.measured, lambda doing, done, total: None)
+        depth = min(DEPTH, max(len(text) - max(2, start) for text, start in texts) - 1)
+        if depth < 1:
+            return {}
+        setup = Setup(loaded.target, max(len(text) for text, _ in texts) + 64, loaded.load_beside)
+        drafter = method.drafter(setup, self.settings.bits)
+        if isinstance(drafter, MultiDraft):  # the others have a calibration of their own
+            drafter = DraftModel(drafter.ahead[0], TreeSpec.parse("1"), loaded.target.vocab_size)
+        assert isinstance(drafter, Examined)
+        return examine(drafter, loaded.target, texts, depth).kept()
 
     def train(
         self,
@@ -157,10 +232,43 @@ class Run:
         method = self.new_method(texts)
         standing = self.learn(method, texts, work, tell)
         manifest = self._manifest(texts, standing)
-        manifest |= {"last_session_seconds": time.perf_counter() - start, "provenance": dict(about)}
+        second = self.second_method(method, texts)
+        if second is not None:
+            standing = self.learn(second, texts, work, tell, "backbone.pt")
+            manifest = with_backbone(manifest, self._manifest(texts, standing))
         if self.processes.first:
-            method.write(out, manifest, self.settings.bits)
+            ask("Looking at what was learned", 0, 0)
+            manifest["calibration"] = self.calibration(second or method)
+            manifest |= {"last_session_seconds": time.perf_counter() - start, "provenance": dict(about)}
+            if second is None:
+                method.write(out, manifest, self.settings.bits)
+            else:
+                manifest |= self._write_backbone(second, out, manifest)
         return {"method": self.settings.method, **manifest}
+
+    def _write_backbone(self, method: BackboneMethod, out: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Heads and the new model below them; what the heads' folder says besides comes back."""
+        stored = method.stored()
+        told = own_answers(self.loaded, self.questions, self.measured, lambda doing, done, total: None)
+        texts = [Text.of(text[: start + 1], text[start + 1 :]) for text, start in told]
+        distance = asdict(apart(self.target, stored, texts))
+        original = manifest["target"]
+        about = {
+            "target": {
+                "name": f"{out.name}/{FOLDER}",
+                "identity": weights_identity(stored),
+                "tokenizer": original["tokenizer"],
+            },
+            "backbone": {"original": original, "distance": distance},
+        }
+        method.write(out, {**manifest, **about}, self.settings.bits)
+        words = (
+            f"This is no longer {self.name}: its layers went on learning together with the {method.name} heads in the "
+            "folder above, and its text is its own."
+        )
+        provenance = manifest["provenance"]
+        method.write_backbone(out, {"about": words, **about["backbone"], "provenance": provenance})
+        return about
 
     def _fixed(self, given: Path | None) -> dict[str, Any]:
         """What must be the same for a run to go on."""
@@ -177,7 +285,7 @@ class Run:
             "batch_tokens": settings.loop.batch_tokens,
             "seed": settings.loop.seed,
             "held_back": settings.held_back,
-            "beside": sorted(weights_identity(other) for other in self.beside.values()),
+            "beside": self._beside_identities,
             **asking,
             **asdict(settings.options),
         }

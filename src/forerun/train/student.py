@@ -30,6 +30,16 @@ class StudentShape:
     layers: int = 2
     hidden: int | None = None
     """The width; the target's where None."""
+    draft_vocabulary: int | None = None
+    """Of one that shares the target's matrices: how many tokens can be drafted; 0 for all, None for 8192."""
+    own_matrices: bool = False
+    """Whether it has an embedding and a head of its own, though it could share the target's."""
+
+    def shares(self, target: ModelConfig) -> bool:
+        """Whether it reads and speaks with the target's own matrices: it can where it is as wide, and where the
+        target's layers are such as a draft may begin as."""
+        experts = any(layer.experts for layer in target.layers)
+        return not (self.own_matrices or experts) and self.hidden in (None, target.hidden_size)
 
 
 def text_part(hf: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ stored or loaded twice, and the head is cut to the draft vocabulary, which makes
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -59,7 +60,7 @@ def new_shared_draft(target: Transformer, layers: int, *, ids: Tensor | None = N
     if not 1 <= layers <= len(target.config.layers):
         raise ValueError(f"--layers is {layers}: the target has {len(target.config.layers)}, so give 1 to that many")
     if any(layer.experts for layer in target.config.layers):
-        raise ValueError("the target has experts, whose layers a draft cannot begin as: leave --share out")
+        raise ValueError("the target has experts, whose layers a draft cannot begin as: add --own-matrices")
     draft = SharedDraft(shared_config(target.config, layers, ids), target, ids)
     theirs = dict(target.named_parameters())
     chosen = spread(layers, len(target.config.layers))
@@ -118,6 +119,15 @@ def shared_hf_config(draft: SharedDraft, target: Mapping[str, Any]) -> dict[str,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }
+
+
+def draft_identity(draft: SharedDraft) -> str:
+    """What tells it from other drafts for the same target, before it is laid out for speed."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(draft.trained().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
 
 
 def is_shared_draft(config: Mapping[str, Any]) -> bool:

@@ -3,10 +3,14 @@ the target wrote itself. The target's laws are computed as they are needed; noth
 
 A set of drafts side by side is boosted (SpecInfer, Miao et al. 2023): each learns what those before it miss. A place
 counts by the chance that none of theirs is accepted there, Π_k (1 − Σ min(p, q_k)).
+
+Where it can, a draft reads and speaks with the target's own embedding and head, which are most of the weights of a
+small model, and learns laws over the draft vocabulary (`shared_draft.py`). Else it is a small model of its own.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +21,8 @@ from torch import Tensor
 
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup, make_drafter
+from forerun.models.heads.files import HeadFolder, read_head
+from forerun.models.heads.shared_draft import SharedDraft, load_shared_draft, new_shared_draft, shared_hf_config
 from forerun.models.transformer import Transformer
 from forerun.train.compiled import maybe_compiled
 from forerun.train.dense import states
@@ -24,7 +30,7 @@ from forerun.train.folder import write_draft
 from forerun.train.law_loss import Laws, compare, distance, overlaps
 from forerun.train.loop import Loss
 from forerun.train.measure import CHAIN
-from forerun.train.methods.method import Task, figures
+from forerun.train.methods.method import VOCABULARY, Task, draft_vocabulary, figures, write_method
 from forerun.train.student import StudentShape, frozen, new_student, student_hf_config
 from forerun.train.texts import TextBatch
 
@@ -45,45 +51,83 @@ class Distil:
         """`beside` are the drafts that were trained before, by name."""
         assert not student.prepared, "a student's weights stay as they are"
         self.module, self.teacher, self.beside = student, teacher, dict(beside or {})
+        self._rows = teacher.head_rows(student.ids)
         self._compare = maybe_compiled(compare, compiled, teacher.device)
 
     def loss(self, batch: TextBatch) -> Loss:
         own: Tensor = batch.at(states(self.module, batch.tokens).normed)
         with torch.no_grad():
             taught = batch.at(states(self.teacher, batch.tokens).normed)
-        laws = Laws(taught, self.teacher.head_rows())
-        missed = self._missed(batch, laws)
+        missed = self._missed(batch, taught)
+        laws = Laws(taught, self._rows)
         found = distance(own[:, None], self.module.lm_head.weight, laws, missed[:, None], self._compare)
         told = figures(found)
         return Loss(found.total, batch.laws, {**told, "missed": missed.sum()} if self.beside else told)
 
-    def _missed(self, batch: TextBatch, laws: Laws) -> Tensor:
+    def _missed(self, batch: TextBatch, taught: Tensor) -> Tensor:
         """[W] how likely all drafts of the others are refused."""
-        missed = torch.ones(batch.laws, device=laws.states.device)
+        missed = torch.ones(batch.laws, device=taught.device)
+        if not self.beside:
+            return missed
+        laws = Laws(taught, self.teacher.head_rows())
         for other in self.beside.values():
             with torch.no_grad():
                 theirs = batch.at(states(other, batch.tokens).normed)
-            missed *= 1 - overlaps(theirs, other.head_rows(), laws).clamp(0, 1)
+            missed *= 1 - overlaps(theirs, other.head_rows(), laws, other.ids).clamp(0, 1)
         return missed
 
     def drafter(self, setup: Setup, bits: int) -> Drafter:
-        drafts = {OWN: frozen(self.module, self.teacher.dtype), **self.beside}
+        # By other names than they have: these may be folders, which would be read anew.
+        earlier = {f"draft {number}": other for number, other in enumerate(self.beside.values(), start=1)}
+        drafts = {OWN: self.copy(bits), **earlier}
         setup = replace(setup, load=drafts.__getitem__)
         if len(drafts) == 1:
             return make_drafter("draft_model", setup, {"model": OWN, "tree": str(CHAIN)})
         return make_drafter("multi_draft", setup, {"models": ",".join(drafts), "samples": 1, "length": CHAIN})
 
+    def copy(self, bits: int) -> Transformer:
+        """To draft with, as it is now."""
+        return frozen(self.module, self.teacher.dtype)
 
-class DraftMethod(Distil):
-    """With a student of its own."""
+
+class SharedDraftMethod(Distil):
+    """With the target's embedding and head."""
+
+    module: SharedDraft
 
     def __init__(self, shape: StudentShape, task: Task) -> None:
+        size = VOCABULARY if shape.draft_vocabulary is None else shape.draft_vocabulary
+        draft = new_shared_draft(task.target, shape.layers, ids=draft_vocabulary(task, size))
+        super().__init__(draft, task.target, beside=task.beside, compiled=task.compile)
+        self.depth, self.hf = CHAIN, task.hf
+
+    def folder(self) -> HeadFolder:
+        return HeadFolder(self.name, shared_hf_config(self.module, self.hf), self.module.trained())
+
+    def write(self, out: Path, manifest: Mapping[str, Any], bits: int) -> None:
+        write_method(self, out, manifest, bits)
+
+    def copy(self, bits: int) -> Transformer:
+        """By way of a folder, so that it is rounded as it will be."""
+        with tempfile.TemporaryDirectory() as place:
+            out = Path(place) / self.name
+            write_method(self, out, {}, bits)
+            return load_shared_draft(read_head(out, self.name), self.teacher)
+
+
+class DraftMethod(Distil):
+    """With a student that has matrices of its own."""
+
+    def __init__(self, shape: StudentShape, task: Task) -> None:
+        if shape.draft_vocabulary is not None:
+            raise ValueError(
+                "--draft-vocabulary is for drafts that share the target's head, and this one has its own: leave it out"
+            )
         self.hf = student_hf_config(task.hf, task.target.config, shape)
         student = new_student(self.hf, task.target, task.seed)
         super().__init__(student, task.target, beside=task.beside, compiled=task.compile)
-        self.folder = task.folder
+        self.target_folder = task.folder
 
     def write(self, out: Path, manifest: Mapping[str, Any], bits: int) -> None:
-        if bits != 16:
-            raise ValueError("--bits is 8: a draft model is read as other models are, in 16 bits; leave --bits out")
-        write_draft(out, self.module, self.hf, self.folder, {"method": self.name, **manifest})
+        assert bits == 16, "it is read as other models are"
+        write_draft(out, self.module, self.hf, self.target_folder, {"method": self.name, **manifest})

@@ -32,6 +32,7 @@ from forerun.train.law_loss import Laws, compare, distance
 from forerun.train.loop import Loss
 from forerun.train.measure import CHAIN
 from forerun.train.methods.method import (
+    VOCABULARY,
     Task,
     draft_vocabulary,
     fading,
@@ -56,7 +57,7 @@ class FeatureOptions:
     that was trained for one step reads its own states, which are not exact."""
     inner: int | None = None
     """The width of the MLP; the target's where None."""
-    draft_vocabulary: int = 8192
+    draft_vocabulary: int = VOCABULARY
     """The tokens that can be drafted: so many that are the most frequent ones; 0 for all."""
     soft: float = 1.0
     """How much the target's law counts; the rest goes to the token that was written."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from forerun.train.methods.draft import DraftMethod
+from forerun.train.methods.draft import DraftMethod, SharedDraftMethod
 from forerun.train.methods.feature import FeatureMethod, FeatureOptions
 from forerun.train.methods.method import Method, Task
 from forerun.train.methods.parallel import ParallelMethod, ParallelOptions
@@ -44,7 +44,7 @@ def method_options(name: str, given: Mapping[str, Any]) -> Options:
 def new_method(name: str, options: Options, task: Task) -> Method:
     match options:
         case StudentShape():
-            return DraftMethod(options, task)
+            return (SharedDraftMethod if options.shares(task.target.config) else DraftMethod)(options, task)
         case SideOptions():
             return SideMethod(name, options, task)
         case FeatureOptions():

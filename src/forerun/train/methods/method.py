@@ -27,6 +27,9 @@ FADING = 0.8
 """What a draft one place further ahead counts (Medusa's and EAGLE-3's figure): it is reached only through those
 before."""
 
+VOCABULARY = 8192
+"""Tokens that can be drafted, where nothing else is said."""
+
 
 @dataclass(frozen=True)
 class Task:

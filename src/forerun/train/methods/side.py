@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup
@@ -22,9 +23,10 @@ from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.side_heads import SideHeads, new_side_heads, side_config
 from forerun.train.compiled import maybe_compiled
 from forerun.train.dense import states
-from forerun.train.law_loss import Laws, compare, distance
+from forerun.train.law_loss import Distance, Laws, compare, distance
 from forerun.train.loop import Loss
 from forerun.train.methods.method import (
+    VOCABULARY,
     Task,
     draft_vocabulary,
     fading,
@@ -40,10 +42,14 @@ from forerun.train.texts import TextBatch
 class SideOptions:
     heads: int = 4
     """How many tokens ahead are foreseen."""
-    draft_vocabulary: int = 8192
+    draft_vocabulary: int = VOCABULARY
     """The tokens that can be drafted: so many that are the most frequent ones; 0 for all."""
     soft: float = 1.0
     """How much the target's law counts; the rest goes to the token that was written."""
+    backbone: bool = False
+    """Whether the target's layers learn too, when the heads have (`backbone.py`). That makes another model."""
+    backbone_rate: float = 1 / 8
+    """Of the heads' learning rate, what the layers have then; Medusa-2 took 1/4 to 1/16."""
 
 
 class SideMethod:
@@ -63,15 +69,19 @@ class SideMethod:
     def loss(self, batch: TextBatch) -> Loss:
         with torch.no_grad():
             normed = states(self.target, batch.tokens).normed
+        found = self.ahead(batch, normed, batch.at(normed))
+        return Loss(found.total, batch.laws, figures(found))
+
+    def ahead(self, batch: TextBatch, normed: Tensor, taught: Tensor) -> Distance:
+        """How far the heads are from laws, of which the output head reads the states `taught` [W, H], where they
+        themselves read `normed` [B, L, H]."""
         made = self.heads.states(normed.to(self.heads.dtype))  # [B, L, K, H]
         x = torch.stack([batch.at(made[:, :, k], back=1 + k) for k in range(self.depth)], 1)  # [W, K, H]
         weights = batch.reached(self.depth) * fading(self.depth, x.device)
         labels = None
         if self.soft < 1:
             labels = batch.labels if self._places is None else self._places[batch.labels]
-        laws = Laws(batch.at(normed), self._rows, labels, self.soft)
-        found = distance(x, self._rows, laws, weights, self._compare)
-        return Loss(found.total, batch.laws, figures(found))
+        return distance(x, self._rows, Laws(taught, self._rows, labels, self.soft), weights, self._compare)
 
     def folder(self) -> HeadFolder:
         return HeadFolder(self.name, side_config(self.heads, self.hf), self.heads.trained())
