@@ -29,8 +29,9 @@ REQUESTS = (
 )
 
 
-def lived(method: str, tree: str, tau: float, count: int, *, vocabulary: bool = True) -> list[list[tuple[int, ...]]]:
-    """Some steps of some texts, with budgets that end at different depths; what was drafted."""
+def lived(method: str, tree: str, tau: float, count: int, *, newcomer: bool = False) -> list[list[tuple[int, ...]]]:
+    """Some steps of some texts, with budgets that end at different depths; what was drafted. A newcomer's states are
+    seen later than those of the others."""
     target: Transformer = target_of(torch.float32).to(DEVICE)
     head = head_of(method.removeprefix("published "), target)
     head.published = method.startswith("published")  # then its states go on normed
@@ -38,8 +39,6 @@ def lived(method: str, tree: str, tau: float, count: int, *, vocabulary: bool = 
         head.get_parameter("model.norm.weight").data.copy_(torch.linspace(0.1, 3, 64))
     for part in ("q_proj", "v_proj", "o_proj"):  # so that what a row sees counts
         head.get_parameter(f"model.layers.0.self_attn.{part}.weight").data.mul_(2.5)
-    if not vocabulary:
-        head.ids = None
     if DEVICE.type == "cpu":
         head.prepare()
         head.static = StaticPass(head)
@@ -63,6 +62,9 @@ def lived(method: str, tree: str, tau: float, count: int, *, vocabulary: bool = 
             seen = {layer: torch.randn(shape, generator=states).to(DEVICE) for layer in drafter.layers}
             drafter.observe([Observation(text, [], seen, start[row])])
             start[row] = text.position
+            if newcomer and row == 1 and step < 2:
+                drafter.forget(text)
+                start[row] = 0
     drafter.ahead.cache.check_integrity()
     return found
 
@@ -92,6 +94,27 @@ def test_the_trees_are_the_same(
     assert len(grown) == 4
     assert in_one_piece == level_by_level
     assert max(map(len, in_one_piece)) > 5
+
+
+def test_a_text_without_states_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its root alone, and the others grow in one piece."""
+    in_one_piece = lived("eagle3", "dynamic:3,4,12", 1.0, 3, newcomer=True)
+    assert in_one_piece[3 + 1] == in_one_piece[6 + 1] == [()]  # the newcomer, in the second and the third step
+    assert len(in_one_piece[3 + 2]) > 1
+    assert len(in_one_piece[9 + 1]) > 1
+    with monkeypatch.context() as patch:
+        patch.setattr(HeadRun, "grow", lambda *given: None)
+        assert lived("eagle3", "dynamic:3,4,12", 1.0, 3, newcomer=True) == in_one_piece
+    grown: list[int] = []
+    patched = DeviceGrowth.grow
+
+    def counted(*given: object) -> DraftTree:
+        grown.append(1)
+        return patched(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeviceGrowth, "grow", counted)
+    lived("eagle3", "dynamic:3,4,12", 1.0, 3, newcomer=True)
+    assert len(grown) == 4
 
 
 def drafter_with(tree: str, ids: torch.Tensor | None = None, context: int = 256) -> FeatureDrafter:

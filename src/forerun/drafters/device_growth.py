@@ -182,6 +182,25 @@ class DeviceGrowth:
         return scores.log_softmax(-1)
 
 
+def among(tree: DraftTree, members: Many[int], sequences: Many[Sequence]) -> DraftTree:
+    """Trees of some sequences as those of all: the others have their roots alone."""
+    device = tree.tokens.device
+    rows = to_device(members, device)
+    roots = to_device([[sequence.tokens[-1], sequence.position] for sequence in sequences], device)
+    tokens = roots.new_zeros(len(sequences), tree.size)
+    tokens[:, 0] = roots[:, 0]
+    parents = torch.full_like(tokens, -1)
+    return DraftTree.build(
+        tokens.index_copy_(0, rows, tree.tokens),
+        parents.index_copy_(0, rows, tree.parents),
+        roots[:, 1],
+        tree.drawing,
+        max_depth=tree.max_depth,
+        width=tree.width,
+        check=False,
+    )
+
+
 class Growths:
     """What was captured for the cache of one head."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
-from forerun.drafters.device_growth import Growths
+from forerun.drafters.device_growth import Growths, among
 from forerun.drafters.drafter import Budget, Observation
 from forerun.drafters.growth_in_c import GrowthInC
 from forerun.drafters.host_growth import fits, grow_on_host, plain_laws
@@ -261,12 +261,14 @@ class HeadRun(Run):
         if self._head.amx is not None and fits(spec):
             return grow_on_host(spec, sequences, self, budgets, tau)
         batch, _ = self._text_rows()
-        if not all(self.takes_part) or not self._ahead.on_device.take(spec, batch):
+        if not self._ahead.on_device.take(spec, batch):
             return None
+        members = [b for b, part in enumerate(self.takes_part) if part]
+        drafting = [sequences[b] for b in members]
         self.sound = False
-        tree = self._ahead.on_device.grow(spec, batch, sequences, budgets, tau)
+        tree = self._ahead.on_device.grow(spec, batch, drafting, [budgets[b] for b in members], tau)
         self.sound = True
-        return tree
+        return tree if len(members) == len(sequences) else among(tree, members, sequences)
 
     def roots(self) -> Rows:
         batch, ends = self._text_rows()
