@@ -29,7 +29,7 @@ from torch import Tensor
 from forerun.bench.provenance import provenance
 from forerun.kernels.attention import PackedRows, Plan, _processors, mask_words, tree_attention
 from forerun.kernels.rows import rms_norm, silu_mul, write_and_rotate
-from forerun.kernels.step import greedy_walk, move_rows
+from forerun.kernels.step import move_rows
 
 HEADS, KV_HEADS, SIZE, HIDDEN, INNER, LAYERS, BLOCK = 32, 8, 128, 4096, 14336, 32, 16
 CONTEXTS, BATCHES, ROWS = (512, 8192), (1, 8, 32, 64), (1, 16, 64)
@@ -201,15 +201,6 @@ def step(speed: float) -> list[dict[str, Any]]:
         found.append(
             line(f"move_rows 8 × {batch}", 0.0 if torch.equal(mine, want) else float("inf"), took, moved / speed)
         )
-        size, depth = 64, 16
-        parents = torch.arange(-1, size - 1, device="cuda").expand(batch, size).contiguous()
-        chosen = torch.randint(0, 2, (batch, size), device="cuda")
-        tokens = torch.where(torch.rand(batch, size, device="cuda") < 0.8, chosen.roll(1, 1), 5)
-        given = (tokens, parents, chosen, depth)
-        got, plain = greedy_walk.device(*given), greedy_walk.plain(*given)
-        same = all(torch.equal(getattr(got, name), tensor) for name, tensor in vars(plain).items())
-        took = seconds([partial(greedy_walk.device, *given)] * 20)
-        found.append(line(f"greedy_walk × {batch}", 0.0 if same else float("inf"), took, 3 * tokens.nbytes / speed))
     return found
 
 

@@ -9,10 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.core.drawing import Drawing
-from forerun.core.tree import DraftTree
-from forerun.kernels.step import MOST_MOVES, greedy_walk, move_rows
-from forerun.verify import batched
+from forerun.kernels.step import MOST_MOVES, move_rows
 
 
 def moves(groups: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -56,44 +53,3 @@ def test_too_many_moves_of_one_group_are_refused(built: Callable[..., Any], devi
     many = torch.arange(MOST_MOVES + 1, device=device)
     with pytest.raises(ValueError, match=r"give them as \[B, M\]"):
         built(move_rows)(torch.zeros(1, 2000, 1, 1, 8, device=device), many, many)
-
-
-def trees(batch: int, size: int, seed: int) -> tuple[DraftTree, Tensor]:
-    """Random trees over few tokens, with padding, and what a target chooses at each node."""
-    generator = torch.Generator().manual_seed(seed)
-    parents = torch.full((batch, size), -1)
-    tokens = torch.randint(0, 50, (batch, size), generator=generator)
-    chosen = torch.randint(0, 50, (batch, size), generator=generator)
-    for b in range(batch):
-        for node in range(1, int(torch.randint(1, size + 1, (), generator=generator))):
-            low = max(0, node - 3)
-            parents[b, node] = parent = int(torch.randint(low, node, (), generator=generator))
-            if torch.rand((), generator=generator) < 0.6 and not (parents[b, :node] == parent).any():
-                tokens[b, node] = chosen[b, parent]
-    tree = DraftTree.build(tokens, parents, torch.zeros(batch, dtype=torch.int64), Drawing.FIXED, check=False)
-    return tree, chosen
-
-
-@pytest.mark.parametrize("size", [1, 5, 30, 64])
-def test_the_plain_walk_is_the_greedy_rule(size: int) -> None:
-    tree, chosen = trees(8, size, size)
-    verdict = batched.follow(tree, lambda sequences, nodes, depths: chosen[sequences, nodes])
-    walk = greedy_walk(tree.tokens, tree.parents, chosen, tree.max_depth)
-    assert torch.equal(walk.lengths, verdict.lengths)
-    assert torch.equal(walk.tokens, verdict.tokens)
-    assert torch.equal(walk.stops, verdict.stops)
-    for b, length in enumerate(walk.lengths.tolist()):
-        assert walk.nodes[b, :length].tolist() == verdict.nodes[b, :length].tolist()
-    if size > 5:
-        assert int(walk.lengths.max()) > 1
-
-
-@pytest.mark.parametrize(("size", "short"), [(1, 0), (5, 0), (30, 0), (64, 0), (64, 2)])
-def test_walk(size: int, short: int, built: Callable[..., Any], device: torch.device) -> None:
-    """To the end, and cut off at a depth."""
-    tree, chosen = trees(8, size, size)
-    depth = short or tree.max_depth
-    given = (tree.tokens.to(device), tree.parents.to(device), chosen.to(device), depth)
-    want, got = greedy_walk.plain(*given), built(greedy_walk)(*given)
-    for name in ("nodes", "lengths", "tokens", "stops"):
-        assert torch.equal(getattr(got, name), getattr(want, name)), name

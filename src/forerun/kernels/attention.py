@@ -71,11 +71,6 @@ def mask_words(visible: Tensor) -> Tensor:
     return (bits << torch.arange(WORD, device=visible.device)).sum(-1)
 
 
-def chain_mask(rows: int, device: torch.device | str = "cpu") -> Tensor:
-    """[rows, words] for the rows of a chain: each sees those before it and itself."""
-    return mask_words(torch.ones(rows, rows, dtype=torch.bool, device=device).tril())
-
-
 def _plain(
     q: Tensor,
     keys: Tensor,
