@@ -226,17 +226,12 @@ def load_head(folder: HeadFolder, target: Transformer) -> FeatureHead:
     with torch.device("meta"):
         head = FeatureHead(method, config, target, ids, taps, published)
     prefix = MTP_PREFIX if method == "mtp" else ""
-    stored = {name.removeprefix(prefix): tensor for name, tensor in folder.tensors.items()}
+    bare = replace(folder, tensors={name.removeprefix(prefix): tensor for name, tensor in folder.tensors.items()})
     weights: dict[str, Tensor] = {}
     for name, like in head.state_dict().items():
-        if name.startswith("lm_head"):
-            continue
-        tensor = stored.pop(name.removeprefix("model."), None)
-        if tensor is None or tensor.shape != like.shape:
-            found = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}, not {list(like.shape)}"
-            raise ValueError(f"{folder.path}: {name.removeprefix('model.')} {found}: it was made for another target")
-        weights[name] = tensor.to(target.device, target.dtype)
-    own = stored.get("lm_head.weight")
+        if not name.startswith("lm_head"):
+            weights[name] = bare.fitting(name.removeprefix("model."), like).to(target.device, target.dtype)
+    own = bare.tensors.get("lm_head.weight")
     wanted = (config.vocab_size, config.hidden_size)
     if own is not None and own.shape != wanted:
         raise ValueError(f"{folder.path}: lm_head.weight has the shape {list(own.shape)}, not {list(wanted)}")

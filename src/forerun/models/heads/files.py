@@ -43,6 +43,14 @@ class HeadFolder:
         made_for = self.manifest.get("target")
         return str(made_for.get("identity", "")) if isinstance(made_for, dict) else ""
 
+    def fitting(self, name: str, like: Tensor) -> Tensor:
+        """The tensor of that name; one that is not there, or of another shape, is refused."""
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.shape != like.shape:
+            found = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}, not {list(like.shape)}"
+            raise ValueError(f"{self.path}: {name} {found}: it was made for another target")
+        return tensor
+
 
 def is_head(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and (folder / "config.json").is_file()

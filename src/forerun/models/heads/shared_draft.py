@@ -88,11 +88,7 @@ def load_shared_draft(folder: HeadFolder, target: Transformer) -> SharedDraft:
     for name, like in draft.state_dict().items():
         if name in weights:
             continue
-        tensor = folder.tensors.get(name.removeprefix("model."))
-        if tensor is None or tensor.shape != like.shape:
-            found = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}, not {list(like.shape)}"
-            raise ValueError(f"{folder.path}: {name.removeprefix('model.')} {found}: it was made for another target")
-        weights[name] = tensor
+        weights[name] = folder.fitting(name.removeprefix("model."), like)
     return _ready(draft, weights, target)
 
 

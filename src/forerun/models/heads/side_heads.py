@@ -115,11 +115,7 @@ def load_side_heads(folder: HeadFolder, target: Transformer) -> SideHeads:
     for name, like in heads.state_dict().items():
         if name in weights:
             continue
-        tensor = folder.tensors.get(name)
-        if tensor is None or tensor.shape != like.shape:
-            found = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}, not {list(like.shape)}"
-            raise ValueError(f"{folder.path}: {name} {found}: it was made for another target")
-        weights[name] = tensor
+        weights[name] = folder.fitting(name, like)
     heads.load_state_dict({name: w.to(target.device, target.dtype) for name, w in weights.items()}, assign=True)
     if ids is not None:
         heads.ids = ids.to(target.device)
