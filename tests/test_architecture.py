@@ -21,7 +21,8 @@ SOURCE = ROOT / "src" / "forerun"
 NAME = "forerun"
 
 TIERS: tuple[frozenset[str], ...] = (
-    frozenset({"core", "kernels"}),
+    frozenset({"kernels"}),
+    frozenset({"core"}),
     frozenset({"verify", "trees", "theory", "models"}),
     frozenset({"drafters"}),
     frozenset({"engine"}),

@@ -109,16 +109,31 @@ def test_a_run_ends_with_the_context_and_with_the_cache() -> None:
         assert len(texts[numbers[0]]) == 21
 
 
-def test_texts_of_different_rules_do_not_share_a_run() -> None:
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SEEDED: dict[str, Any] = {"temperature": 1.5, "seed": 1}
+DRAWN: dict[str, Any] = {"temperature": 1.0, "top_k": 1}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "together"),
+    [([GREEDY, SEEDED], True), ([GREEDY, DRAWN], True), ([SEEDED, DRAWN], False), ([GREEDY, SEEDED, DRAWN], False)],
+)
+def test_texts_of_different_rules_do_not_share_a_run(kinds: list[dict[str, Any]], together: bool) -> None:
+    """But for greedy ones, whose law has one token, whichever way it is drawn."""
     plain, static = models("two share, tied")
-    requests = [
-        Request([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=12)),
-        Request([5, 6, 8], SamplingParams(temperature=1.5, seed=1, max_tokens=12)),
-    ]
-    engine = Engine(static, NoDrafter(), slots=512)
-    numbers = [engine.add(request) for request in requests]
-    texts = finish(engine)
-    assert [texts[number] for number in numbers] == [alone(plain, request) for request in requests]
+    requests = [Request([5, 6, 7 + n], SamplingParams(**kind, max_tokens=13)) for n, kind in enumerate(kinds)]
+    engine = Engine(static, NoDrafter(), slots=512, max_ahead=12)
+    for request in requests:
+        engine.add(request)
+    texts: dict[int, list[int]] = {}
+    steps = 0
+    while engine.has_work:
+        steps += 1
+        for update in engine.step():
+            texts.setdefault(update.request, []).extend(update.tokens)
+    assert [texts[number] for number in sorted(texts)] == [alone(plain, request) for request in requests]
+    assert all(len(text) == 13 for text in texts.values())
+    assert steps == (2 if together else 13)  # the prompt, and then all that is left
 
 
 class Breaks:

@@ -19,6 +19,8 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.largest import above
 from forerun.core.native import choice as native
+from forerun.kernels.kernel import Kernel
+from forerun.kernels.race import race_on_device
 
 
 class Purpose(IntEnum):
@@ -90,13 +92,13 @@ def first_arrival(p: Tensor, key: Tensor) -> Tensor:
     for those; else the best of a few tokens arrives at some time t, and who is earlier has E < p·t. Since
     E = −log U ≥ 1 − U, that takes 1 − U < p·t, which a handful fulfil, and only they need a logarithm.
     """
-    tokens = torch.arange(p.shape[1], device=p.device)
     if p.device.type != "cpu":
-        return exact.argmax(p / exponential(key[:, None], tokens))
+        return race(p, key)
     if not p.shape[0]:
         return key
     if native.usable(p):
         return native.race(p, key)
+    tokens = torch.arange(p.shape[1])
     row, token = above(p, torch.zeros_like(p[:, :1]))
     if 8 * row.shape[0] > p.numel():
         few = torch.cat([tokens[:: max(1, p.shape[1] // 256)].expand(p.shape[0], -1), exact.argmax(p)[:, None]], 1)
@@ -113,6 +115,13 @@ def first_arrival(p: Tensor, key: Tensor) -> Tensor:
     table[row, slot] = scores
     return token[start + table.argmax(1)]
 
+
+def _plain_race(p: Tensor, key: Tensor) -> Tensor:
+    """With the noise of all tokens."""
+    return exact.argmax(p / exponential(key[:, None], torch.arange(p.shape[1], device=p.device)))
+
+
+race = Kernel("race", race_on_device, _plain_race)
 
 _DRAWS_PER_NODE = 1 << 20
 

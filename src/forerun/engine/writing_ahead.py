@@ -38,8 +38,7 @@ def run_length(turns: Many[Turn], target: TargetModel, drafter: Drafter, cache: 
     drafts = not isinstance(drafter, NoDrafter) and any(turn.budget is not None and turn.budget.nodes for turn in turns)
     if drafts or drafter.layers or drafter.top:  # or it wants to see what every pass says
         return 1
-    ways = {_way(turn.job) for turn in turns}
-    if len(ways) > 1 or None in ways:
+    if _ways([turn.job for turn in turns]) is None:
         return 1
     sequences = [turn.job.sequence for turn in turns]
     length = min(most, MOST_AHEAD, max(sequence.remaining for sequence in sequences))
@@ -70,13 +69,25 @@ def write(
     return texts
 
 
+LIKELIEST = "likeliest"
+
+
+def _ways(jobs: Many[Job]) -> str | None:
+    """The one way in which all draw their tokens: where some take the likeliest, the others' way is theirs too, since
+    their law has no other token."""
+    found = {_way(job) for job in jobs}
+    if len(found) > 1:
+        found.discard(LIKELIEST)
+    return None if len(found) > 1 else found.pop()
+
+
 def _way(job: Job) -> str | None:
     """The rule that draws a token from logits and noise alone; None where it takes more."""
     params = job.sequence.params
     if params.logprobs is not None or params.penalises:
         return None
     if takes_the_likeliest(job):
-        return "likeliest"
+        return LIKELIEST
     rule = without_drafts(job.rule)
     if rule.choose is None and rule.lossless:  # at a leaf they all draw in one way
         return "sample_match"
@@ -84,8 +95,8 @@ def _way(job: Job) -> str | None:
 
 
 def _choose(jobs: list[Job], target: TargetModel, settings: SettingsMemo) -> Choose | None:
-    way = _way(jobs[0])
-    if way is None or way == "likeliest":
+    way = _ways(jobs)
+    if way is None or way == LIKELIEST:
         return None
     device = target.device
     draw = all_rules()[way].choose

@@ -21,6 +21,8 @@ from forerun.models.target import Output
 if TYPE_CHECKING:
     from forerun.models.transformer import Transformer
 
+CAPTURED_ROWS = 4096
+"""With more, the device takes longer for a pass than the host for its launches, and capturing gains nothing."""
 Choose = Callable[[Tensor, int], Tensor]
 """Tokens [S] from logits [S, V], at a number of steps from the start."""
 
@@ -110,8 +112,9 @@ class Captured:
                 advance(buffers, _named(result.likeliest, rows.model.ids))
             return result
 
+        self.run: Callable[[], Result]
         what = f"passes of up to {bucket.rows} rows of {bucket.sequences} texts"
-        self.run = Replayed(launch, owner.graphs, pool, what)
+        self.run = launch if bucket.rows > CAPTURED_ROWS else Replayed(launch, owner.graphs, pool, what)
 
 
 def _named(columns: Tensor, ids: Tensor | None) -> Tensor:
