@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from forerun.drafters.find import Setup, make_drafter
 from forerun.engine.loaded import LoadedModel
+from forerun.models.heads.feature_head import new_head
 from forerun.models.heads.files import HeadFolder, write_head
 from forerun.models.heads.side_heads import new_side_heads, side_config
 from forerun.models.identity import weights_identity
@@ -57,6 +59,53 @@ def test_heads(run: Terminal, loaded: LoadedModel, flags: tuple[str, ...], tmp_p
     shown = run("calibrate", "trained", str(out), *flags, "--tree", "2")
     assert (shown.code, "tokens/s" in shown.out) == (0, True)
     assert json.loads((out / "forerun.json").read_text())["calibration"]["trees"] == {"cpu": "2"}
+
+
+@pytest.fixture
+def head(loaded: LoadedModel, tmp_path: Path) -> Path:
+    assert isinstance(loaded.target, Transformer)
+    made = new_head("eagle", loaded.target)
+    write_head(tmp_path / "head", HeadFolder("eagle", {}, made.trained(), about(loaded)))
+    return tmp_path / "head"
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_confidence_against_acceptance(
+    run: Terminal, head: Path, flags: tuple[str, ...], tmp_path: Path, suffix: str
+) -> None:
+    picture = tmp_path / f"confidence.{suffix}"
+    told = run.json("calibrate", "trained", str(head), *flags, "--tree", "2", "--plot", str(picture))
+    assert told["plot"] == str(picture)
+    assert picture.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[suffix])
+    kept = json.loads((head / "forerun.json").read_text())["calibration"]["confidence"]
+    assert kept == told["confidence"]
+    seen = {way: sum(row["candidates"] for row in bins) for way, bins in kept.items()}
+    assert seen["greedy"] == seen["coupled"] > 0
+    for row in kept["greedy"] + kept["coupled"]:
+        assert row["from"] <= row["confidence"] <= row["to"]
+        assert 0 <= row["acceptance"] <= 1
+
+
+def test_confidence_in_the_terminal(run: Terminal, head: Path, flags: tuple[str, ...]) -> None:
+    shown = run("calibrate", "trained", str(head), *flags, "--tree", "2")
+    assert (shown.code, shown.err) == (0, "")
+    assert "temperature 0" in shown.out
+    assert "temperature 1 with a seed, τ = " in shown.out
+    kept = json.loads((head / "forerun.json").read_text())["calibration"]["confidence"]
+    for row in kept["greedy"] + kept["coupled"]:
+        numbers = [f"{row['candidates']:,}", f"{row['confidence']:.3f}", f"{row['acceptance']:.3f}"]
+        assert any(line.split()[2:] == numbers for line in shown.out.splitlines())
+
+
+def test_a_picture_that_cannot_be_is_refused_before_the_work(
+    run: Terminal, head: Path, flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = run("calibrate", "trained", str(head), *flags, "--plot", str(tmp_path / "a.jpg"))
+    assert (ended.code, "end the name in .png, .svg or .pdf" in " ".join(ended.err.split())) == (1, True)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    ended = run("calibrate", "trained", str(head), *flags, "--plot", str(tmp_path / "a.png"))
+    assert (ended.code, "pip install 'forerun[bench]'" in " ".join(ended.err.split())) == (1, True)
+    assert "calibration" not in json.loads((head / "forerun.json").read_text())
 
 
 def test_what_is_not_trained_is_refused(run: Terminal, flags: tuple[str, ...]) -> None:

@@ -26,8 +26,9 @@ from forerun.models.heads.files import HeadFolder, read_head, update_manifest, w
 from forerun.models.heads.shared_draft import frozen_shared_draft, new_shared_draft
 from forerun.models.heads.side_heads import SideHeads, new_side_heads
 from forerun.models.transformer import Transformer
-from forerun.train.examine import STRIDE, TAUS, TOP, Findings, examine
+from forerun.train.examine import BINS, STRIDE, TAUS, TOP, Findings, Trust, examine
 from tests.drafters.models import slow_logits as slow_read
+from tests.drafters.test_growing import confidences as tree_confidences
 from tests.drafters.test_heads import ids_of, shaken, slow_logits
 from tests.engine.tiny import drain, tiny_model
 
@@ -142,9 +143,64 @@ def test_confidence_is_compared_with_what_came_true() -> None:
     q = laws(2.0, 1).repeat(10, 1)
     said = torch.multinomial(q.softmax(-1), 1, generator=noise)
     found.learn(0, q, torch.zeros_like(q).scatter_(1, said, 9.0), None, noise)
-    for row in found.table:
-        if row["candidates"] > 300:
-            assert row["acceptance"] == pytest.approx(row["confidence"], abs=0.08)
+    assert len(found.greedy.rows) == BINS
+    for row in found.greedy.rows:
+        assert row["acceptance"] == pytest.approx(row["confidence"], abs=0.08)
+
+
+def test_an_overconfident_drafter_is_found_out() -> None:
+    """Its first candidate, of which it is sure, is right one time in four."""
+    found, q = Findings(1), torch.zeros(400, 30)
+    q[:, 3] = 20.0
+    p = torch.zeros_like(q)
+    p[:100, 3], p[100:, 20] = 60.0, 60.0
+    found.learn(0, q, p, None, torch.Generator().manual_seed(0))
+    unlikely, sure = found.greedy.rows
+    assert sure == {"from": 0.9, "to": 1.0, "candidates": 400, "confidence": 1.0, "acceptance": 0.25}
+    assert (unlikely["to"], unlikely["candidates"], unlikely["confidence"]) == (0.1, 9 * 400, 0.0)
+    assert found.tau == TAUS[-1], "the flattest there is"
+
+
+def test_confidences_under_coupling_are_chances_with_the_tau_that_was_found() -> None:
+    found, noise = Findings(1), torch.Generator().manual_seed(0)
+    q = laws(2.0, 1).repeat(10, 1)
+    found.learn(0, q, q + laws(1.0, 2).repeat(10, 1), None, noise)
+    assert int(found.coupled.candidates.sum()) == q.shape[0] * TOP
+
+    def miss(trust: Trust) -> float:
+        return max(abs(row["confidence"] - row["acceptance"]) for row in trust.rows)
+
+    assert miss(found.coupled) < 0.1
+    assert miss(found.by_tau[-1]) > 0.3
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+def test_every_candidate_is_counted_once(method: str) -> None:
+    target = tiny_model()
+    head = new_head(method, target, ids=torch.arange(0, 50))
+    found = examine(FeatureDrafter(head, 512, TreeSpec.parse("3"), 128), target, greedy_texts(target, count=6), 3)
+    for trust in (found.greedy, *found.by_tau):
+        assert int(trust.candidates.sum()) == int(found.seen.sum()) * TOP
+    assert int(found.greedy.taken.sum()) == int(found.right.sum())
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_confidences_are_those_of_the_tree(coupled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same candidates in the same bins, with the noise that the tree's texts meet."""
+    monkeypatch.setattr("forerun.train.examine.TOP", 4)  # as many as the tree has
+    q = laws(2.0, 1)
+    for place, tau in list(enumerate(TAUS))[::7]:
+        _, confidences, scores = tree_confidences(q, tau, coupled=coupled)
+        wanted = Trust()
+        wanted.count(confidences.flatten(), torch.zeros(confidences.numel()))
+        race = q.double().softmax(-1) / scores
+        with monkeypatch.context() as patch:
+            patch.setattr("torch.rand", lambda *_, race=race, **__: (-race).exp())
+            found = Findings(1)
+            found.learn(0, q, q, None, torch.Generator())
+        trust = found.by_tau[place] if coupled else found.greedy
+        assert torch.equal(trust.candidates, wanted.candidates)
+        torch.testing.assert_close(trust.confidence, wanted.confidence, atol=1e-3, rtol=1e-4)
 
 
 def test_the_further_the_laws_are_apart_the_flatter_the_confidences() -> None:

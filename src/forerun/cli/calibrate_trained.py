@@ -12,8 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.cli.calibrate import PROMPTS, progress
+from forerun.cli.confidence_picture import draw_confidence, way_of_choosing
 from forerun.cli.console import output
+from forerun.cli.files import check_writable, write_whole
 from forerun.cli.model_options import loading
+from forerun.theory.plot import picture_format
 
 
 def trained(
@@ -33,6 +36,9 @@ def trained(
     tree: Annotated[
         list[str], typer.Option(help="Time this tree; may be given again.", show_default="some of each size")
     ] = [],  # noqa: B006  # typer copies it
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Draw confidence against acceptance to this .png, .svg or .pdf.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
@@ -49,8 +55,13 @@ def trained(
     The one that comes with Forerun:  [green]forerun calibrate trained eagle3[/]
 
     Your own, on your prompts:  [green]forerun calibrate trained my-eagle --model my-model --prompts prompts.jsonl[/]
+
+    A picture:  [green]forerun calibrate trained eagle3 --plot confidence.svg[/]
     """
     start = time.perf_counter()
+    if plot_file is not None:
+        kind = picture_format(plot_file)
+        check_writable(plot_file)
     with loading(f"Loading {model}") as told:
         from forerun.drafters.find import resolve
         from forerun.drafters.tree_spec import TreeSpec
@@ -79,6 +90,9 @@ def trained(
             trees=tree or None,
             tell=tell,
         )
+    if plot_file is not None:
+        write_whole(plot_file, draw_confidence(kind, drafter, found["confidence"], found["tau"]))
+        found["plot"] = str(plot_file)
     if as_json:
         typer.echo(json.dumps({"drafter": drafter, "seconds": time.perf_counter() - start, **found}, indent=2))
         return
@@ -96,15 +110,24 @@ def _print(drafter: str, found: dict[str, Any], seconds: float) -> None:
         ),
         soft_wrap=True,
     )
-    trust = Table(title="Confidence against acceptance", title_justify="left", box=None, pad_edge=False)
-    for title in ("confidence", "acceptance", "candidates"):
-        trust.add_column(title, justify="right")
-    for row in found["confidence"]:
-        trust.add_row(f"{row['confidence']:.2f}", f"{row['acceptance']:.2f}", f"{row['candidates']:,}")
-    console.print(trust)
+    console.print("Confidence against acceptance, for the ten best candidates of a place:")
+    for way, bins in found["confidence"].items():
+        _print_confidence(way_of_choosing(way, found["tau"]), bins)
     if found["timed"]:
         _print_trees(found)
+    if "plot" in found:
+        console.print(Text(f"Picture: {found['plot']}", style="dim"), soft_wrap=True)
     console.print(Text(f"Kept in {found['folder']}, after {seconds:.0f} s."), soft_wrap=True)
+
+
+def _print_confidence(title: str, bins: list[dict[str, float]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("from", "to", "candidates", "confidence", "acceptance"):
+        table.add_column(name, justify="right")
+    for row in bins:
+        edges = (f"{row['from']:.1f}", f"{row['to']:.1f}")
+        table.add_row(*edges, f"{row['candidates']:,}", f"{row['confidence']:.3f}", f"{row['acceptance']:.3f}")
+    output().print(table)
 
 
 def _print_trees(found: dict[str, Any]) -> None:

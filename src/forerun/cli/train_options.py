@@ -176,9 +176,6 @@ class TrainOptions:
     bits: Annotated[
         int, typer.Option(min=8, max=16, help="In which weights are stored, 16 or 8.", rich_help_panel=LEARNING)
     ] = 16
-    compiled: Annotated[
-        bool, typer.Option(help="Compile parts of the loss for a graphics card.", rich_help_panel=LEARNING)
-    ] = True
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.", rich_help_panel=DATA)] = 256
     longest: Annotated[
         int, typer.Option(min=2, help="The longest text, prompt and answer together.", rich_help_panel=DATA)
@@ -235,5 +232,4 @@ class TrainOptions:
             ),
             held_back=self.held_back,
             bits=self.bits,
-            compile=self.compiled,
         )

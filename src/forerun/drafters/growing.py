@@ -34,6 +34,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.shape import TreeShape
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import log_shares
 from forerun.drafters.drafter import Budget
 from forerun.drafters.host_growth import GrowsItself
 from forerun.drafters.none import roots_only
@@ -257,22 +258,17 @@ class _Step:
         )
 
     def _confident(self, level: _Level, count: int) -> tuple[Tensor, Tensor]:
-        """The best candidates of each row [R, count], with their log confidences.
-
-        Under coupling the target takes the largest p/E. The closer p is to q, the surer the largest q/E: a candidate's
-        share of all (q/E)^(1/τ), the softmax of (log q + g)/τ, stands for its chance.
-        """
+        """The best candidates of each row [R, count], with their log confidences."""
         scores = level.q
         coupled = self._rows_of(level.rows, self.coupled)
         if coupled is not None:
             scores = scores.clone()
             scores[coupled] = scores[coupled] / self._token_race(level).to(scores.dtype)
         best = top_children(scores, count)
-        share = (scores.gather(1, best.clamp_min(0)) / scores.sum(1, keepdim=True)).log()
-        if coupled is not None and self.tau != 1:  # in logs: powers of q/E overflow
-            logs = scores[coupled].log() / self.tau
-            share[coupled] = logs.gather(1, best[coupled].clamp_min(0)) - logs.logsumexp(1, keepdim=True)
-        return self._named(best), torch.where(best >= 0, share, -torch.inf)
+        confidences = log_shares(scores, best)
+        if coupled is not None and self.tau != 1:
+            confidences[coupled] = log_shares(scores[coupled], best[coupled], self.tau)
+        return self._named(best), confidences
 
     # --- both ---------------------------------------------------------------------------------------------------
 

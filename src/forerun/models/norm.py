@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from forerun.kernels.rows import rms_norm
 from forerun.models.config import ModelConfig
 
 
@@ -28,6 +29,9 @@ class RMSNorm(nn.Module):
         if self.mirrored is not None:
             both = torch.cat([x, x.neg()], -1)
             return torch.layer_norm(both, self.mirrored.shape, self.mirrored, None, self.eps)[..., : x.shape[-1]]
+        if x.is_cuda and not torch.is_grad_enabled() and x.dtype == self.weight.dtype:
+            rows = x.reshape(-1, x.shape[-1])
+            return rms_norm(rows, self.weight, self.eps, offset=self.offset).view(x.shape)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.offset:  # Gemma multiplies in float32, the others after rounding

@@ -31,18 +31,28 @@ def draw_speedup(
     assert kind in FORMATS
     if not alphas:
         raise ValueError("there is no alpha to draw: give at least one")
+    figure = blank_figure(8.0, 5.0)
+    _draw(figure, sorted(set(alphas)), draft_cost, verify_cost, max_gamma)
+    return content(figure, kind)
+
+
+def blank_figure(width: float, height: float) -> Figure:
+    """In inches."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise NoMatplotlibError("pictures need matplotlib: pip install 'forerun[bench]'") from None
-    figure = Figure(figsize=(8.0, 5.0), facecolor="white", layout=None)
+    figure = Figure(figsize=(width, height), facecolor="white", layout=None)
     FigureCanvasAgg(figure)  # draws without a display
-    _draw(figure, sorted(set(alphas)), draft_cost, verify_cost, max_gamma)
+    return figure
 
-    content = io.BytesIO()
-    figure.savefig(content, format=kind, dpi=160)
-    return content.getvalue()
+
+def content(figure: Figure, kind: str) -> bytes:
+    """Of a picture file of one of the `FORMATS`."""
+    file = io.BytesIO()
+    figure.savefig(file, format=kind, dpi=160)
+    return file.getvalue()
 
 
 def picture_format(path: Path) -> str:
@@ -50,6 +60,7 @@ def picture_format(path: Path) -> str:
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
         raise ValueError(f"cannot draw {path}: end the name in .png, .svg or .pdf")
+    blank_figure(1.0, 1.0)  # is there a matplotlib?
     return kind
 
 

@@ -4,7 +4,8 @@ At some places of a text the drafter is led along what the target says there, an
 the drafts whose path came true, the only ones that count. Three things come of it:
 
 - accuracies: how often the target says the drafter's candidate of rank r at depth d. Static trees are built from them.
-- confidence against acceptance: a dynamic tree relies on the drafter's own shares being the chances of its candidates.
+- confidence against acceptance (as in EAGLE-2, Li et al., 2024): a dynamic tree relies on a candidate's confidence
+  being its chance. It is told for both kinds, of greedy texts and of those that are sampled with a seed.
 - tau: under Gumbel coupling the chance of a candidate is read from (q/E)^(1/tau). Where the drafter is sure of laws
   that are not the target's, the race is less decided than it believes: tau is what makes the target's real choices
   most likely.
@@ -20,7 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.core.drawing import ABSENT, top_children
+from forerun.core.law import LawSettings, law
+from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
+from forerun.drafters.confidence import log_shares
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.drafter import Observation
 from forerun.drafters.parallel import Parallel
@@ -32,8 +37,8 @@ from forerun.models.transformer import Transformer
 
 TOP = 10
 """Ranks that are counted."""
-BINS = 20
-TAUS = tuple(round(0.5 * 1.1**step, 3) for step in range(22))
+BINS = 10
+TAUS = tuple(round(1.1**step, 3) for step in range(-7, 15))
 PASS_ROWS = 512
 STRIDE = 3
 """Tokens between two places of a text."""
@@ -42,20 +47,50 @@ Examined = DraftModel | SideDrafter | Parallel
 """Drafters that have been trained: heads that go on from state to state are draft models too."""
 
 
+@dataclass(frozen=True)
+class Trust:
+    """Candidates by their confidence, in bins of equal width, and how many of them the target took."""
+
+    candidates: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.int64))
+    taken: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.int64))
+    confidence: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.float64))  # their sum
+
+    def count(self, log_confidences: Tensor, taken: Tensor) -> None:
+        """Of any candidates [N]."""
+        confidences = log_confidences.double().exp()
+        bins = (confidences * BINS).long().clamp_max(BINS - 1)
+        self.candidates.index_add_(0, bins, torch.ones_like(bins))
+        self.taken.index_add_(0, bins, taken.long())
+        self.confidence.index_add_(0, bins, confidences)
+
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        """The bins that have candidates."""
+        return [
+            {
+                "from": k / BINS,
+                "to": (k + 1) / BINS,
+                "candidates": count,
+                "confidence": round(float(self.confidence[k]) / count, 4),
+                "acceptance": round(float(self.taken[k]) / count, 4),
+            }
+            for k, count in enumerate(self.candidates.tolist())
+            if count
+        ]
+
+
 @dataclass
 class Findings:
     depth: int
     seen: Tensor = field(init=False)  # [D] places that were reached
     right: Tensor = field(init=False)  # [D, TOP]
-    offered: Tensor = field(init=False)  # [BINS] candidates of that confidence
-    accepted: Tensor = field(init=False)  # [BINS]
-    confidence: Tensor = field(init=False)  # [BINS] their sum
+    greedy: Trust = field(default_factory=Trust)
+    by_tau: tuple[Trust, ...] = field(default_factory=lambda: tuple(Trust() for _ in TAUS))  # under coupling
     likelihood: Tensor = field(init=False)  # [len(TAUS)] of the target's choices
     races: int = 0
 
     def __post_init__(self) -> None:
         self.seen, self.right = torch.zeros(self.depth), torch.zeros(self.depth, TOP)
-        self.offered, self.accepted, self.confidence = torch.zeros(BINS), torch.zeros(BINS), torch.zeros(BINS)
         self.likelihood = torch.zeros(len(TAUS), dtype=torch.float64)
 
     @property
@@ -69,24 +104,14 @@ class Findings:
         return TAUS[int(self.likelihood.argmax())] if self.races else 1.0
 
     @property
-    def table(self) -> list[dict[str, float]]:
-        """Confidence against acceptance, where there were candidates."""
-        rows = []
-        for k in range(BINS):
-            if self.offered[k] > 0:
-                count = float(self.offered[k])
-                rows.append(
-                    {
-                        "confidence": round(float(self.confidence[k]) / count, 4),
-                        "acceptance": round(float(self.accepted[k]) / count, 4),
-                        "candidates": int(count),
-                    }
-                )
-        return rows
+    def coupled(self) -> Trust:
+        """With the tau that was found."""
+        return self.by_tau[TAUS.index(self.tau)]
 
     def kept(self) -> dict[str, Any]:
         """What a drafter's folder has of it."""
-        return {"accuracies": self.accuracies, "tau": self.tau, "confidence": self.table}
+        confidence = {"greedy": self.greedy.rows, "coupled": self.coupled.rows}
+        return {"accuracies": self.accuracies, "tau": self.tau, "confidence": confidence}
 
     def learn(self, depth: int, logits: Tensor, target: Tensor, ids: Tensor | None, noise: torch.Generator) -> Tensor:
         """What the drafter says [R, Vd] and what the target says [R, V] at places of one depth; which of these went on
@@ -94,32 +119,39 @@ class Findings:
         columns = torch.arange(logits.shape[1], device=logits.device) if ids is None else ids
         said = target.argmax(-1, keepdim=True)
         here = columns == said  # [R, Vd]; nowhere where the token cannot be drafted
-        q = logits.float().log_softmax(-1)
+        q = _law(logits)
         own = torch.where(here, q, -torch.inf).amax(-1, keepdim=True)
         rank = (q > own).sum(-1).where(here.any(-1), TOP).clamp_max(TOP).cpu()
         self.seen[depth] += len(rank)
         counted = torch.nn.functional.one_hot(rank, TOP + 1)[:, :TOP].sum(0)
         self.right[depth] += counted
-        best = q.topk(min(TOP, q.shape[1]), -1)
-        shares, hits = best.values.exp().cpu(), (columns[best.indices] == said).float().cpu()
-        bins = (shares * BINS).long().clamp_max(BINS - 1).flatten()
-        self.offered.index_add_(0, bins, torch.ones_like(shares.flatten()))
-        self.accepted.index_add_(0, bins, hits.flatten())
-        self.confidence.index_add_(0, bins, shares.flatten())
+        best = top_children(q, TOP)
+        some = (best >= 0).cpu()
+        self.greedy.count(log_shares(q, best).cpu()[some], (columns[best] == said).cpu()[some])
         self._race(q, target, columns, noise)
         return rank < TOP
 
     def _race(self, q: Tensor, target: Tensor, columns: Tensor, noise: torch.Generator) -> None:
+        """The same at temperature 1, under coupling."""
         u = torch.rand(target.shape, generator=noise, dtype=torch.float64).clamp_min(1e-300).to(q.device)
-        g = -(-u.log()).log()
-        won = (target.double().log_softmax(-1) + g).argmax(-1, keepdim=True)
-        here = columns == won
-        scores = q.double() + g[:, columns]
-        some = here.any(-1)
-        for place, tau in enumerate(TAUS):
-            law = (scores / tau).log_softmax(-1)
-            self.likelihood[place] += float(law[here & some[:, None]].sum())
-        self.races += int(some.sum())
+        race = -u.log()
+        won = (_law(target) / race).argmax(-1, keepdim=True)
+        scores = q / race[:, columns]
+        best = top_children(scores, TOP)
+        here = (columns == won) & (scores > 0)  # [R, Vd]
+        winner = torch.where(here.any(-1, keepdim=True), here.long().argmax(-1, keepdim=True), ABSENT)
+        asked = torch.cat([best, winner], 1)
+        shares = torch.stack([log_shares(scores, asked, tau) for tau in TAUS]).cpu()  # [T, R, TOP + 1]
+        some, taken, draftable = (best >= 0).cpu(), (columns[best] == won).cpu(), (winner[:, 0] >= 0).cpu()
+        for trust, own in zip(self.by_tau, shares, strict=True):
+            trust.count(own[:, :TOP][some], taken[some])
+        self.likelihood += shares[:, draftable, TOP].sum(1)
+        self.races += int(draftable.sum())
+
+
+def _law(logits: Tensor) -> Tensor:
+    """[R, V] at temperature 1, exact enough for the logs of rare tokens."""
+    return law(logits.double(), LawSettings.of([SamplingParams(temperature=1.0)] * len(logits), logits.device))
 
 
 def examine(drafter: Examined, target: Transformer, texts: Many[tuple[list[int], int]], depth: int) -> Findings:

@@ -13,12 +13,13 @@ the size of a vocabulary is kept, and nothing is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from forerun.kernels.laws_apart import laws_apart
 
 ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 """Logits at a time."""
@@ -45,15 +46,11 @@ class Distance:
     """[K] Σ min(p, q): how many drafts sampled from q would be accepted."""
 
 
-Compare = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
-
-
-def distance(x: Tensor, head: Tensor, laws: Laws, weights: Tensor, compare: Compare | None = None) -> Distance:
-    """x [W, K, H], what the drafter's `head` [V', H] reads; weights [W, K]. `compare` may be a compiled form of that
-    function."""
+def distance(x: Tensor, head: Tensor, laws: Laws, weights: Tensor) -> Distance:
+    """x [W, K, H], what the drafter's `head` [V', H] reads; weights [W, K]."""
     kind = laws.head.dtype
     total, figures = _Sum.apply(  # type: ignore[no-untyped-call]
-        x.to(kind), head.to(kind), laws.states.to(kind), laws.head, weights.float(), laws.labels, laws.soft, compare
+        x.to(kind), head.to(kind), laws.states.to(kind), laws.head, weights.float(), laws.labels, laws.soft
     )
     return Distance(total, figures[1], figures[2])
 
@@ -71,28 +68,6 @@ def overlaps(x: Tensor, head: Tensor, laws: Laws, ids: Tensor | None = None) -> 
             p, q = (torch.softmax(_logits(*each), -1) for each in ((taught, laws.head), (own, head.to(kind))))
             parts.append(torch.minimum(p if ids is None else p[:, ids], q).sum(-1))
     return torch.cat(parts)
-
-
-def compare(
-    scores: Tensor, target: Tensor, weights: Tensor, labels: Tensor | None, soft: float
-) -> tuple[Tensor, Tensor]:
-    """Logits of the drafter [w, K, V'] and of the target [w, V'] → distance, agreement and overlap [3, K], and the
-    gradient of the logits [w, K, V']."""
-    p = torch.softmax(target, -1)  # [w, V']
-    aim = p
-    if labels is not None:
-        hard = torch.zeros_like(p).scatter(1, labels.clamp_min(0)[:, None], (labels >= 0).float()[:, None])
-        aim = soft * p + (1 - soft) * hard
-    mass = aim.sum(-1, keepdim=True)  # less than 1 where the token cannot be drafted
-    log_q = torch.log_softmax(scores, -1)
-    q = log_q.exp()
-    apart = torch.xlogy(aim, aim).sum(-1, keepdim=True) - (aim[:, None] * log_q).sum(-1)  # [w, K]
-    agreed = (scores.argmax(-1) == p.argmax(-1, keepdim=True)).float()
-    overlap = torch.minimum(p[:, None], q).sum(-1)
-    counted = (weights > 0).float()
-    figures = torch.stack([(weights * apart).sum(0), (counted * agreed).sum(0), (counted * overlap).sum(0)])
-    gradient = weights[..., None] * (mass[:, None] * q - aim[:, None])
-    return figures, gradient
 
 
 def _logits(x: Tensor, head: Tensor) -> Tensor:
@@ -113,7 +88,6 @@ class _Sum(torch.autograd.Function):
         weights: Tensor,
         labels: Tensor | None,
         soft: float,
-        chosen: Compare | None,
     ) -> tuple[Tensor, Tensor]:
         width = x.shape[1] * head.shape[0]
         at_once = max(1, ELEMENTS.get(x.device.type, ELEMENTS["cuda"]) // width)
@@ -126,9 +100,8 @@ class _Sum(torch.autograd.Function):
                 own = None if labels is None else labels[part]
                 scores = _logits(x[part].flatten(0, 1), head).view(-1, x.shape[1], head.shape[0])  # [w, K, V']
                 target = _logits(states[part], target_head)
-                sums, gradient = (chosen or compare)(scores, target, weights[part], own, soft)
+                sums, gradient = laws_apart(scores, target, weights[part], own, soft, x.dtype)
                 figures += sums
-                gradient = gradient.to(x.dtype)
                 of_x[part] = gradient @ head
                 if of_head is not None:
                     of_head += (gradient.flatten(0, 1).T @ x[part].flatten(0, 1)).float()
@@ -140,4 +113,4 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, of_total: Tensor, of_figures: Tensor) -> tuple[Tensor | None, ...]:
         of_x, of_head = ctx.saved_tensors
         scaled = None if of_head is None else (of_head * of_total).to(of_x.dtype)
-        return (of_x * of_total.to(of_x.dtype), scaled, None, None, None, None, None, None)
+        return (of_x * of_total.to(of_x.dtype), scaled, None, None, None, None, None)

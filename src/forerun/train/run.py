@@ -59,8 +59,6 @@ class Settings:
     """Prompts that are not learned from, to measure with."""
     bits: int = 16
     """In which matrices are stored."""
-    compile: bool = True
-    """Where there is an accelerator."""
 
 
 def work_folder(out: Path) -> Path:
@@ -172,7 +170,7 @@ class Run:
     def _task(self, texts: Sequence[Text]) -> Task:
         assert self.loaded.folder is not None
         settings = self.settings
-        return Task(self.target, self.hf, self.loaded.folder, texts, settings.loop.seed, settings.compile, self.beside)
+        return Task(self.target, self.hf, self.loaded.folder, texts, settings.loop.seed, self.beside)
 
     def learn(
         self,

@@ -14,29 +14,23 @@ and gives the law of token i + 2 + k.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from forerun.kernels import joint as in_parts
 from forerun.models.heads.feature_head import FeatureHead
 from forerun.models.transformer import DecoderLayer, SelfAttention
 from forerun.train.dense import causal, through, turns_of
 
-Joint = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor]
 
-
-def unroll(
-    head: FeatureHead, tokens: Tensor, features: Tensor, steps: int, attend: Joint | None = None
-) -> list[Tensor]:
+def unroll(head: FeatureHead, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
     """tokens [B, L], features [B, L, H] as `head.fuse` gives them → for each step [B, L − 1, H], what the head makes of
-    its rows. Rows of a step that would have tokens behind the last one mean nothing. `attend` may be a compiled form of
-    `joint`."""
+    its rows. Rows of a step that would have tokens behind the last one mean nothing."""
     layer = head.model.layers[0]
     assert isinstance(layer, DecoderLayer)
     rows = tokens.shape[1] - 1
     places = torch.arange(rows, device=tokens.device)
-    keys = _Keys(attend or joint)
+    keys = _Keys()
     state = features[:, :-1]
     made: list[Tensor] = []
     for step in range(steps):
@@ -53,8 +47,7 @@ def unroll(
 class _Keys:
     """What rows see: step 0 of the rows before them, and themselves at all steps."""
 
-    def __init__(self, joint: Joint) -> None:
-        self.joint = joint
+    def __init__(self) -> None:
         self.text: tuple[Tensor, Tensor] | None = None
         self.own: list[tuple[Tensor, Tensor]] = []
 
@@ -65,7 +58,9 @@ class _Keys:
         self.own.append((k, v))
         own_k = torch.stack([key for key, _ in self.own], 2)  # [B, R, k, kv, D]
         own_v = torch.stack([value for _, value in self.own], 2)
-        return self.joint(q, *self.text, own_k, own_v, attention.scale)
+        if in_parts.supports(q):
+            return in_parts.attend(q, *self.text, own_k, own_v, attention.scale)
+        return joint(q, *self.text, own_k, own_v, attention.scale)
 
 
 def joint(q: Tensor, text_k: Tensor, text_v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:

@@ -25,10 +25,9 @@ from forerun.drafters.find import Setup
 from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.side_heads import SideHeads
 from forerun.models.transformer import Transformer
-from forerun.train.compiled import maybe_compiled
 from forerun.train.dense import states
 from forerun.train.folder import write_draft
-from forerun.train.law_loss import Laws, compare, distance
+from forerun.train.law_loss import Laws, distance
 from forerun.train.loop import Loss
 from forerun.train.methods.method import Task, figures, head_drafter, write_method
 from forerun.train.methods.side import SideMethod
@@ -73,7 +72,6 @@ class BackboneMethod:
             shared.requires_grad_(False)
         self.module = Both(first.heads, backbone)
         self.weight = 0.0
-        self._compare = maybe_compiled(compare, task.compile, task.target.device)
 
     def pace(self, name: str) -> float:
         return self.rate if name.startswith("backbone.") else 1.0
@@ -87,7 +85,7 @@ class BackboneMethod:
         normed = states(self.module.backbone, batch.tokens).normed
         whole = self.original.head_rows()
         ones = torch.ones(batch.laws, 1, device=taught.device)
-        apart = distance(batch.at(normed)[:, None], whole, Laws(taught, whole), ones, self._compare)
+        apart = distance(batch.at(normed)[:, None], whole, Laws(taught, whole), ones)
         ahead = self.first.ahead(batch, normed, taught)
         told = {**figures(ahead), "heads": ahead.total.detach(), "apart": apart.total.detach()}
         return Loss(apart.total + self.weight * ahead.total, batch.laws, told)

@@ -24,10 +24,9 @@ from forerun.drafters.find import Setup, make_drafter
 from forerun.models.heads.files import HeadFolder, read_head
 from forerun.models.heads.shared_draft import SharedDraft, load_shared_draft, new_shared_draft, shared_hf_config
 from forerun.models.transformer import Transformer
-from forerun.train.compiled import maybe_compiled
 from forerun.train.dense import states
 from forerun.train.folder import write_draft
-from forerun.train.law_loss import Laws, compare, distance, overlaps
+from forerun.train.law_loss import Laws, distance, overlaps
 from forerun.train.loop import Loss
 from forerun.train.measure import CHAIN
 from forerun.train.methods.method import VOCABULARY, Task, draft_vocabulary, figures, write_method
@@ -46,13 +45,11 @@ class Distil:
         teacher: Transformer,
         *,
         beside: Mapping[str, Transformer] | None = None,
-        compiled: bool = False,
     ) -> None:
         """`beside` are the drafts that were trained before, by name."""
         assert not student.prepared, "a student's weights stay as they are"
         self.module, self.teacher, self.beside = student, teacher, dict(beside or {})
         self._rows = teacher.head_rows(student.ids)
-        self._compare = maybe_compiled(compare, compiled, teacher.device)
 
     def loss(self, batch: TextBatch) -> Loss:
         own: Tensor = batch.at(states(self.module, batch.tokens).normed)
@@ -60,7 +57,7 @@ class Distil:
             taught = batch.at(states(self.teacher, batch.tokens).normed)
         missed = self._missed(batch, taught)
         laws = Laws(taught, self._rows)
-        found = distance(own[:, None], self.module.lm_head.weight, laws, missed[:, None], self._compare)
+        found = distance(own[:, None], self.module.lm_head.weight, laws, missed[:, None])
         told = figures(found)
         return Loss(found.total, batch.laws, {**told, "missed": missed.sum()} if self.beside else told)
 
@@ -98,7 +95,7 @@ class SharedDraftMethod(Distil):
     def __init__(self, shape: StudentShape, task: Task) -> None:
         size = VOCABULARY if shape.draft_vocabulary is None else shape.draft_vocabulary
         draft = new_shared_draft(task.target, shape.layers, ids=draft_vocabulary(task, size))
-        super().__init__(draft, task.target, beside=task.beside, compiled=task.compile)
+        super().__init__(draft, task.target, beside=task.beside)
         self.depth, self.hf = CHAIN, task.hf
 
     def folder(self) -> HeadFolder:
@@ -125,7 +122,7 @@ class DraftMethod(Distil):
             )
         self.hf = student_hf_config(task.hf, task.target.config, shape)
         student = new_student(self.hf, task.target, task.seed)
-        super().__init__(student, task.target, beside=task.beside, compiled=task.compile)
+        super().__init__(student, task.target, beside=task.beside)
         self.target_folder = task.folder
 
     def write(self, out: Path, manifest: Mapping[str, Any], bits: int) -> None:

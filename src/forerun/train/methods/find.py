@@ -25,7 +25,7 @@ METHODS: dict[str, Options] = {
     "parallel": ParallelOptions(),
 }
 """Each with what it does if nothing else is said."""
-LEARNING_RATES = {"blockwise": 1e-3, "medusa": 1e-3, "parallel": 3e-3}
+LEARNING_RATES = {"blockwise": 1e-3, "medusa": 1e-3, "eagle": 1e-3, "eagle3": 1e-3, "mtp": 1e-3, "parallel": 3e-3}
 """Of those that learn well with another one than most: they have few weights, which begin far from where they end."""
 
 

@@ -42,7 +42,6 @@ class Task:
     """Where its files are."""
     texts: Sequence[Text]
     seed: int = 0
-    compile: bool = False
     beside: Mapping[str, Transformer] = field(default_factory=dict)
     """Draft models that will draft beside the one to be trained, by the names they are loaded by."""
 

@@ -22,9 +22,8 @@ from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup
 from forerun.models.heads.files import HeadFolder
 from forerun.models.transformer import DecoderLayer, SelfAttention, Transformer
-from forerun.train.compiled import maybe_compiled
 from forerun.train.dense import causal, embedded, masked, states, through, turns_of
-from forerun.train.law_loss import Laws, compare, distance
+from forerun.train.law_loss import Laws, distance
 from forerun.train.loop import Loss
 from forerun.train.methods.method import Task, fading, head_drafter, write_method
 from forerun.train.texts import TextBatch
@@ -67,7 +66,6 @@ class ParallelMethod:
         self.depth = options.heads
         free_of_inference(task.target)
         self.module = LookAhead(task.target, options.heads, task.seed)
-        self._compare = maybe_compiled(compare, task.compile, task.target.device)
 
     def loss(self, batch: TextBatch) -> Loss:
         anchors, reached = self._anchors(batch)  # [B, A], [B, A, T]
@@ -87,7 +85,7 @@ class ParallelMethod:
         weights = (reached * fading(self.depth, x.device)).flatten()[:, None]
         head = self.target.head_rows()
         # The target drafts with its whole head, so that is what it learns with.
-        found = distance(x.flatten(0, 1)[:, None], head, Laws(taught.flatten(0, 1), head), weights, self._compare)
+        found = distance(x.flatten(0, 1)[:, None], head, Laws(taught.flatten(0, 1), head), weights)
         told = {"agreement": found.agreed[0] / self.depth, "overlap": found.overlap[0] / self.depth}
         return Loss(found.total, anchors.numel(), told)
 

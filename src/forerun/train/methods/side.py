@@ -21,9 +21,8 @@ from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup
 from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.side_heads import SideHeads, new_side_heads, side_config
-from forerun.train.compiled import maybe_compiled
 from forerun.train.dense import states
-from forerun.train.law_loss import Distance, Laws, compare, distance
+from forerun.train.law_loss import Distance, Laws, distance
 from forerun.train.loop import Loss
 from forerun.train.methods.method import (
     VOCABULARY,
@@ -60,7 +59,6 @@ class SideMethod:
         self.heads: SideHeads = new_side_heads(name, task.target, options.heads, ids=ids, seed=task.seed)
         self._rows = task.target.head_rows(ids)
         self._places = label_places(ids, task.target.vocab_size, task.target.device)
-        self._compare = maybe_compiled(compare, task.compile, task.target.device)
 
     @property
     def module(self) -> SideHeads:
@@ -81,7 +79,7 @@ class SideMethod:
         labels = None
         if self.soft < 1:
             labels = batch.labels if self._places is None else self._places[batch.labels]
-        return distance(x, self._rows, Laws(taught, self._rows, labels, self.soft), weights, self._compare)
+        return distance(x, self._rows, Laws(taught, self._rows, labels, self.soft), weights)
 
     def folder(self) -> HeadFolder:
         return HeadFolder(self.name, side_config(self.heads, self.hf), self.heads.trained())
