@@ -16,6 +16,7 @@ from forerun.models.target import TargetModel
 
 HELPERS = frozenset(
     {
+        "confidence",
         "datastore",
         "device_growth",
         "draft_length",
