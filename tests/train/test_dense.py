@@ -7,11 +7,13 @@ import torch
 
 from forerun.models.batch import Batch, Segment
 from forerun.models.config import Layer
+from forerun.models.static.rows import supports
 from forerun.models.transformer import Transformer
 from forerun.train.dense import states
 from forerun.train.methods.method import Task
 from forerun.train.methods.parallel import ParallelMethod, ParallelOptions
 from forerun.train.texts import Text, TextBatch
+from forerun.train.whole_texts import WholeTexts
 from tests.models.rows import CONFIGS, SLOTS, VOCABULARY, chain, config, tiny
 
 GEMMA = config(
@@ -22,7 +24,7 @@ GEMMA = config(
     sandwich_norms=True,
     norm_offset=1.0,
     embedding_scale=8.0,
-    activation="gelu_tanh",
+    activation="gelu",
     qk_norm=True,
     tied=True,
 )
@@ -53,6 +55,21 @@ def test_the_pass_is_the_models(name: str) -> None:
         for layer, hidden in found.behind.items():
             torch.testing.assert_close(hidden[real], output.features[layer], atol=1e-4, rtol=1e-4)
     assert set(before.behind) == set(range(depth + 1))
+
+
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if supports(shape)])
+def test_the_kernels_of_inference_give_the_same(name: str) -> None:
+    model = tiny(SHAPES[name], dtype=torch.float32)
+    model.prepare()
+    depth = len(model.config.layers)
+    padded = torch.nn.utils.rnn.pad_sequence(texts(), batch_first=True)
+    wanted = (0, 1, depth)
+    with torch.no_grad():
+        right, found = states(model, padded, wanted), WholeTexts(model).of(padded, wanted)
+    torch.testing.assert_close(found.normed, right.normed, atol=1e-4, rtol=1e-4)
+    assert set(found.behind) == set(wanted)
+    for layer, hidden in right.behind.items():
+        torch.testing.assert_close(found.behind[layer], hidden, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["two share, tied", "gemma", "experts"])

@@ -20,7 +20,7 @@ from forerun.models.static.buffers import Bucket
 from forerun.models.storage import Storage
 
 if TYPE_CHECKING:
-    from forerun.models.transformer import MLP, DecoderLayer, Transformer
+    from forerun.models.transformer import MLP, DecoderLayer, SelfAttention, Transformer
 
 
 def supports(config: ModelConfig) -> bool:
@@ -70,8 +70,16 @@ class Rows:
             self.turns[rope] = cos[:, 0, :half].contiguous(), sin[:, 0, half:].contiguous()
 
     def run(self, buffers: PassRows, storage: Storage) -> Result:
-        """x is the residual stream, h the normed rows that the next product takes. A norm adds what the product before
-        it made to x, on its way."""
+        h, features = self.states(buffers, storage)
+        logits = _scores(self.model.head, h.index_select(0, buffers.wanted))
+        best, likeliest = logits.max(-1)
+        return Result(logits, likeliest.masked_fill_(~best.isfinite(), -1), features)
+
+    def states(self, buffers: PassRows, storage: Storage) -> tuple[Tensor, dict[int, Tensor]]:
+        """What the output head reads, and the states behind the layers that are wanted.
+
+        x is the residual stream, h the normed rows that the next product takes. A norm adds what the product before it
+        made to x, on its way."""
         bucket, model = buffers.bucket, self.model.model
         x, beside = self.model.enter(buffers.tokens, buffers.features)
         features: dict[int, Tensor] = {}
@@ -88,10 +96,7 @@ class Rows:
                     assert beside is not None
                     h = torch.cat([self._norm(beside, layer.input_layernorm), h], 1)
                 made = self._layer(layer, x, h, buffers, storage, index, mixed)
-        h = self._norm(x, model.norm, made)
-        logits = _scores(self.model.head, h.index_select(0, buffers.wanted))
-        best, likeliest = logits.max(-1)
-        return Result(logits, likeliest.masked_fill_(~best.isfinite(), -1), features)
+        return self._norm(x, model.norm, made), features
 
     def _layer(
         self, layer: DecoderLayer, x: Tensor, h: Tensor, buffers: PassRows, storage: Storage, index: int, mixed: Tensor
@@ -112,15 +117,7 @@ class Rows:
             eps=config.norm_eps,
             offset=config.norm_offset,
         )
-        tree_attention(
-            q,
-            storage.keys[index],
-            storage.values[index],
-            buffers.packed,
-            scale=attention.scale,
-            window=attention.window,
-            out=mixed,
-        )
+        self.attend(attention, q, storage.keys[index], storage.values[index], buffers, mixed)
         added = _multiplied(attention.out, mixed)
         if layer.sandwich:
             added = self._norm(added, layer.post_attention_layernorm)
@@ -130,6 +127,12 @@ class Rows:
         mlp: MLP = layer.mlp  # type: ignore[assignment]
         made = _multiplied(mlp.down, _gated(mlp.gate_up, h, config.activation))
         return self._norm(made, layer.post_feedforward_layernorm) if layer.sandwich else made
+
+    def attend(
+        self, attention: SelfAttention, q: Tensor, keys: Tensor, values: Tensor, buffers: PassRows, out: Tensor
+    ) -> None:
+        """q [R, heads, D] over a layer's cache → out [R, heads · D]."""
+        tree_attention(q, keys, values, buffers.packed, scale=attention.scale, window=attention.window, out=out)
 
     def _norm(self, x: Tensor, norm: nn.Module, plus: Tensor | None = None) -> Tensor:
         if not isinstance(norm, RMSNorm):  # a head that has none here

@@ -32,6 +32,7 @@ from forerun.train.measure import CHAIN
 from forerun.train.methods.method import VOCABULARY, Task, draft_vocabulary, figures, write_method
 from forerun.train.student import StudentShape, frozen, new_student, student_hf_config
 from forerun.train.texts import TextBatch
+from forerun.train.whole_texts import taught
 
 OWN = "the student"
 
@@ -53,20 +54,19 @@ class Distil:
 
     def loss(self, batch: TextBatch) -> Loss:
         own: Tensor = batch.at(states(self.module, batch.tokens).normed)
-        with torch.no_grad():
-            taught = batch.at(states(self.teacher, batch.tokens).normed)
-        missed = self._missed(batch, taught)
-        laws = Laws(taught, self._rows)
+        right = batch.at(taught(self.teacher, batch.tokens).normed)
+        missed = self._missed(batch, right)
+        laws = Laws(right, self._rows)
         found = distance(own[:, None], self.module.lm_head.weight, laws, missed[:, None])
         told = figures(found)
         return Loss(found.total, batch.laws, {**told, "missed": missed.sum()} if self.beside else told)
 
-    def _missed(self, batch: TextBatch, taught: Tensor) -> Tensor:
+    def _missed(self, batch: TextBatch, right: Tensor) -> Tensor:
         """[W] how likely all drafts of the others are refused."""
-        missed = torch.ones(batch.laws, device=taught.device)
+        missed = torch.ones(batch.laws, device=right.device)
         if not self.beside:
             return missed
-        laws = Laws(taught, self.teacher.head_rows())
+        laws = Laws(right, self.teacher.head_rows())
         for other in self.beside.values():
             with torch.no_grad():
                 theirs = batch.at(states(other, batch.tokens).normed)

@@ -26,7 +26,6 @@ from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup
 from forerun.models.heads.feature_head import FeatureHead, hf_config, new_head
 from forerun.models.heads.files import HeadFolder
-from forerun.train.dense import states
 from forerun.train.law_loss import Laws, distance
 from forerun.train.loop import Loss
 from forerun.train.measure import CHAIN
@@ -42,6 +41,7 @@ from forerun.train.methods.method import (
 )
 from forerun.train.texts import TextBatch
 from forerun.train.unroll import unroll
+from forerun.train.whole_texts import taught
 
 LAW_SHARE = 0.1
 """What the law counts in EAGLE's loss, beside the state."""
@@ -90,8 +90,7 @@ class FeatureMethod:
 
     def loss(self, batch: TextBatch) -> Loss:
         options, steps = self.options, self.options.unroll
-        with torch.no_grad():
-            found = states(self.target, batch.tokens, self.head.taps)
+        found = taught(self.target, batch.tokens, self.head.taps)
         features = self._noisy(self.head.fuse(found.behind), batch.seed)
         made = unroll(self.head, batch.tokens, features, steps)
         # Step k of row i gives the law of row i + 1 + k.

@@ -21,7 +21,6 @@ from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup
 from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.side_heads import SideHeads, new_side_heads, side_config
-from forerun.train.dense import states
 from forerun.train.law_loss import Distance, Laws, distance
 from forerun.train.loop import Loss
 from forerun.train.methods.method import (
@@ -35,6 +34,7 @@ from forerun.train.methods.method import (
     write_method,
 )
 from forerun.train.texts import TextBatch
+from forerun.train.whole_texts import taught
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ class SideMethod:
         return self.heads
 
     def loss(self, batch: TextBatch) -> Loss:
-        with torch.no_grad():
-            normed = states(self.target, batch.tokens).normed
+        normed = taught(self.target, batch.tokens).normed
         found = self.ahead(batch, normed, batch.at(normed))
         return Loss(found.total, batch.laws, figures(found))
 
