@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from forerun.core.history import History
 from forerun.core.largest import largest
@@ -22,11 +21,13 @@ from forerun.core.step_record import StepRecord
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
 from forerun.drafters.none import roots_only
+from forerun.engine.controller import Controller
 from forerun.engine.judge import Decision, judge
 from forerun.engine.laws import SettingsMemo, StepLaws
-from forerun.engine.packing import Packed, kept_states, pack
+from forerun.engine.logprobs import logprobs
+from forerun.engine.packing import Packed, all_checked, kept_states, pack
 from forerun.engine.records import records
-from forerun.engine.request import Job, Kind, Request, TokenLogprob, Update
+from forerun.engine.request import Job, Kind, Request, Update
 from forerun.engine.scheduler import Scheduler, Turn
 from forerun.engine.statistics import Clock, Statistics
 from forerun.engine.writing_ahead import run_length, write
@@ -63,15 +64,19 @@ class Engine:
         prompts_alone: bool = False,
         rule: str | None = None,
         trace: Callable[[StepRecord], None] | None = None,
+        controller: Controller | None = None,
     ) -> None:
         """`max_ahead`: tokens that plain decoding writes on a device before the host looks; `max_drafting`: texts of a
-        step up to which drafts are made; `prompts_alone` lets texts wait while others are read."""
+        step up to which drafts are made; `prompts_alone` lets texts wait while others are read; a `controller`
+        chooses how much is drafted, for any number of texts."""
         if max_batch < 1 or max_rows <= max_batch:
             raise ValueError(f"max_batch is {max_batch} and max_rows {max_rows}: a step needs a row for each text")
         if drafter.branches and not target.branches:
             raise ValueError("this target checks chains only: choose a drafter or a --tree that does not branch")
         self.target, self.drafter, self.rule, self.trace = target, drafter, rule, trace
-        self.max_ahead = max_ahead
+        self.max_ahead, self.controller = max_ahead, controller
+        if max_drafting is None:
+            max_drafting = max_batch if controller is not None else _most_drafting(target)
         self.cache = KVCache(target.new_storage(slots))
         if isinstance(drafter, SharesCache):
             drafter.share(self.cache)
@@ -80,8 +85,9 @@ class Engine:
             max_batch=max_batch,
             max_rows=max_rows,
             max_nodes=MAX_NODES,
-            max_drafting=_most_drafting(target) if max_drafting is None else max_drafting,
+            max_drafting=max_drafting,
             prompts_alone=prompts_alone,
+            controller=controller,
         )
         self.statistics = Statistics()
         self.history = History(target.vocab_size, target.device)
@@ -164,12 +170,16 @@ class Engine:
             self.cache.abandon()  # texts and cache are as they were before the step
             raise
         used = self.cache.used
-        checked = _checked(packed)
+        checked = all_checked(packed)
         updates, observations = self._commit(turns, packed, output, decisions, checked)
         with clock.phase("draft"):
             self.drafter.observe(observations)
         clock.stop()
         self._count(turns, packed, clock.seconds, used)
+        if self.controller is not None and tree is not None and not any(turn.chain for turn in turns):
+            drafted = [len(nodes) - 1 for nodes in packed.nodes]
+            tokens = [len(updates[place].tokens) for place in range(len(turns))]
+            self.controller.observe([job.sequence.id for job in jobs], drafted, tokens, sum(clock.seconds.values()))
         if self.trace is not None:
             sequences = records(turns, packed, tree, decisions, updates)
             self.trace(StepRecord(self._steps, packed.batch.rows, used, clock.seconds, sequences))
@@ -285,6 +295,9 @@ class Engine:
         clock.stop()
         self._steps += count
         self.statistics.count_step(clock.seconds, used)
+        if self.controller is not None:
+            numbers, tokens = [turn.job.sequence.id for turn in turns], [len(update.tokens) for update in updates]
+            self.controller.observe(numbers, [0] * len(turns), tokens, sum(clock.seconds.values()), count)
         for turn in turns:
             turn.job.statistics.count_step(clock.seconds, used)
             if turn.job.sequence.finish_reason is not None:
@@ -325,7 +338,7 @@ class Engine:
                     job.index,
                     decision.tokens[:count],
                     decision.kinds[:count],
-                    _logprobs(output.logits, parents, decision.tokens[:count], job.sequence.params.logprobs),
+                    logprobs(output.logits, parents, decision.tokens[:count], job.sequence.params.logprobs),
                     sequence.finish_reason,
                     job.statistics,
                 )
@@ -345,6 +358,8 @@ class Engine:
         self.drafter.forget(job.sequence)
         self.target.forget(job.sequence.id)
         self.history.forget(job.sequence)
+        if self.controller is not None:
+            self.controller.forget(job.sequence.id)
         jobs = self._jobs[job.request]
         jobs.remove(job)
         if not jobs:
@@ -371,29 +386,8 @@ def _plain_observation(turn: Turn, update: Update) -> Observation:
     return Observation(sequence, update.tokens, {}, sequence.position - len(update.tokens))
 
 
-def _checked(packed: Packed) -> list[Checked] | None:
-    """The target's candidates for every node, for a drafter that wants them."""
-    if not packed.along:
-        return None
-    (top,) = packed.along
-    starts = packed.logit_starts()
-    trees = zip(packed.tokens, packed.parents, starts, strict=False)
-    return [Checked(tokens, parents, top[start : start + len(tokens)]) for tokens, parents, start in trees]
-
-
 def _seed(params: SamplingParams, index: int) -> int:
     """The first of n texts has the request's seed, the others have seeds made from it."""
     if params.seed is None:
         return secrets.randbits(63)
     return (params.seed + index * 0x9E3779B97F4A7C15) % 2**63
-
-
-def _logprobs(logits: Tensor, rows: list[int], tokens: list[int], count: int | None) -> list[TokenLogprob] | None:
-    """Under the model's own law, at the rows that the tokens follow."""
-    if count is None:
-        return None
-    scores = torch.log_softmax(logits[rows].float(), -1)
-    own = scores.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
-    values, best = scores.topk(min(count, scores.shape[1]), -1)
-    tops = [list(zip(b, v, strict=True)) for b, v in zip(best.tolist(), values.tolist(), strict=True)]
-    return [TokenLogprob(token, value, top) for token, value, top in zip(tokens, own, tops, strict=True)]

@@ -22,6 +22,7 @@ from forerun.core.params import SamplingParams
 from forerun.core.step_record import StepRecord
 from forerun.drafters.find import Setup, make_drafter, read_options
 from forerun.engine.completion import Completion, Piece, Transcript
+from forerun.engine.controller import Controller
 from forerun.engine.engine import MAX_ROWS, Engine
 from forerun.engine.loaded import LoadedModel, default_slots
 from forerun.engine.prompts import Message, Prompt, as_prompts, to_tokens
@@ -54,11 +55,13 @@ class LLM:
         max_batch: int = 8,
         cache_tokens: int | None = None,
         trace: str | Path | None = None,
+        adaptive: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """`model` is a built-in name, a folder, a GGUF file or a Hugging Face id; `tree` is an option of the drafter,
         as in "5" or "3,2,1"; `rule` is a verification rule, by default the strongest lossless one; `cache_tokens` is
-        how many tokens the cache holds, by default what fits in memory; `trace` is a file for one JSON line a step."""
+        how many tokens the cache holds, by default what fits in memory; `trace` is a file for one JSON line a step;
+        `adaptive` lets the engine choose how much is drafted, by what has paid so far, instead of the whole tree."""
         options = dict(drafter_options or {}) | ({} if tree is None else {"tree": tree})
         read_options(drafter, options)
         if rule is not None and rule not in all_rules():
@@ -84,6 +87,7 @@ class LLM:
                 max_rows=max(MAX_ROWS, 2 * max_batch),
                 rule=rule,
                 trace=record,
+                controller=Controller() if adaptive else None,
             )
             self._runner = closing_all.enter_context(Runner(self._engine))
             self._finalizer = weakref.finalize(self, closing_all.pop_all().close)

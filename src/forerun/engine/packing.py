@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
+from forerun.drafters.drafter import Checked
 from forerun.engine.scheduler import Turn
 from forerun.models.batch import KEYS, Batch, Drafted, TextRows
 from forerun.models.cache import KVCache
@@ -144,3 +145,13 @@ def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
         of_device = Drafted(tree.tokens, tree.positions, tree.ancestors, sources)
     silent = [] if tree is None else tree.silent
     return Packed(Batch(texts=tuple(texts), drafted=of_device), tree, nodes, tokens, parents, silent, starts)
+
+
+def all_checked(packed: Packed) -> list[Checked] | None:
+    """The target's candidates for every node, for a drafter that wants them."""
+    if not packed.along:
+        return None
+    (top,) = packed.along
+    starts = packed.logit_starts()
+    trees = zip(packed.tokens, packed.parents, starts, strict=False)
+    return [Checked(tokens, parents, top[start : start + len(tokens)]) for tokens, parents, start in trees]

@@ -11,6 +11,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from forerun.drafters.drafter import Budget
+from forerun.engine.controller import Controller
 from forerun.engine.request import Job
 from forerun.models.cache import KVCache
 
@@ -43,12 +44,13 @@ class Scheduler:
         max_nodes: int,
         max_drafting: int | None = None,
         prompts_alone: bool = False,
+        controller: Controller | None = None,
     ) -> None:
         """Nothing is drafted in a step of more than `max_drafting` texts. With `prompts_alone`, while texts are read
         those that are read wait: where plain decoding goes in long runs, a step that does both for hundreds of texts
         takes longer than the two apart."""
         self.cache = cache
-        self.prompts_alone = prompts_alone
+        self.prompts_alone, self.controller = prompts_alone, controller
         self.max_drafting = max_batch if max_drafting is None else max_drafting
         self.max_batch, self.max_rows, self.max_nodes = max_batch, max_rows, max_nodes
         self.waiting: list[Job] = []
@@ -117,6 +119,10 @@ class Scheduler:
         deciding = [turn for turn in turns if turn.budget is not None]
         rows = self.max_rows - sum(turn.rows for turn in turns)
         blocks = self.cache.free_blocks - sum(self.cache.blocks_for(t.job.sequence.id, t.rows) for t in turns)
+        allowed: dict[int, int | None] = {}
+        if self.controller is not None and len(deciding) == len(turns) and not any(turn.chain for turn in turns):
+            numbers = [turn.job.sequence.id for turn in turns]
+            allowed = dict(zip(numbers, self.controller.limits(numbers), strict=True))
         result: list[Turn] = []
         for turn in turns:
             if turn.budget is None:
@@ -131,6 +137,9 @@ class Scheduler:
             depth = max(0, sequence.remaining - 1)
             if job.draft.depth is not None:
                 depth = min(depth, job.draft.depth)
+            limit = allowed.get(sequence.id)
+            if limit is not None:
+                nodes = min(nodes, limit)
             if len(deciding) > self.max_drafting:
                 nodes = 0
             if not depth or turn.chain:  # what a prompt's rows round to must not depend on what is drafted behind them
