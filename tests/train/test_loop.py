@@ -16,6 +16,7 @@ from forerun.models.transformer import Transformer
 from forerun.train.checkpoint import read_checkpoint
 from forerun.train.loop import Loop, LoopOptions, Loss, News, Standing
 from forerun.train.methods.draft import Distil
+from forerun.train.optimizers import OPTIMIZERS, Optimizer, optimizers
 from forerun.train.processes import Processes
 from forerun.train.texts import Text, TextBatch
 from tests.models.rows import VOCABULARY, config, tiny
@@ -58,8 +59,9 @@ class Faulty:
         return loss if self.after >= 0 else Loss(loss.total * self.factor, loss.count, loss.figures)
 
 
-def test_it_learns(tmp_path: Path) -> None:
-    options = replace(OPTIONS, steps=80, every=20)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_it_learns(tmp_path: Path, optimizer: Optimizer) -> None:
+    options = replace(OPTIONS, steps=80, every=20, optimizer=optimizer)
     standing = Loop(distil(), some_texts(), options, rising(), tmp_path / "c.pt").run()
     rows = standing.history
     assert [row["step"] for row in rows] == [0, 20, 40, 60, 80]
@@ -67,7 +69,10 @@ def test_it_learns(tmp_path: Path) -> None:
     assert rows[4]["agreement"] > rows[1]["agreement"] + 0.2
 
 
-def test_it_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_it_goes_on_as_if_nothing_had_happened(tmp_path: Path, optimizer: Optimizer) -> None:
+    options = replace(OPTIONS, optimizer=optimizer)
+
     def interrupt(news: News) -> None:
         if news.step == 10:
             raise KeyboardInterrupt
@@ -77,12 +82,12 @@ def test_it_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
 
     whole, torn, again = distil(), distil(), distil()
     torch.manual_seed(0)
-    standing = Loop(whole, some_texts(), OPTIONS, measure, tmp_path / "a.pt").run()
+    standing = Loop(whole, some_texts(), options, measure, tmp_path / "a.pt").run()
     torch.manual_seed(0)
     place = tmp_path / "b.pt"
     with pytest.raises(KeyboardInterrupt):
-        Loop(torn, some_texts(), OPTIONS, measure, place, tell=interrupt).run()
-    loop = Loop(again, some_texts(), OPTIONS, measure, place)
+        Loop(torn, some_texts(), options, measure, place, tell=interrupt).run()
+    loop = Loop(again, some_texts(), options, measure, place)
     torch.manual_seed(7)
     loop.resume()
     assert loop.standing.step == 8
@@ -178,7 +183,7 @@ def test_some_weights_learn_slower_and_the_loss_may_change(tmp_path: Path) -> No
     again = Loop(method, some_texts(), replace(OPTIONS, steps=13), rising(), tmp_path / "c.pt")
     again.resume()
     again.run()
-    assert sorted(group["pace"] for group in again.optimizer.param_groups) == [0.0, 1.0]
+    assert sorted(group["pace"] for group in again.optimizers[0].param_groups) == [0.0, 1.0]
 
 
 def test_a_time_limit_ends_it_with_the_rate_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,3 +236,15 @@ def test_news_are_told(tmp_path: Path) -> None:
     assert [news.step for news in told] == list(range(1, 13))
     assert told[-1].seconds_left == 0
     assert (told[-1].measure, told[-1].steps, standing.best) == (2.0, 12, 3.0)
+
+
+def test_matrices_of_layers_are_moved_as_a_whole() -> None:
+    method = distil()
+    whole, rest = optimizers(method, "muon", torch.device("cpu"))
+    assert isinstance(whole, torch.optim.Muon)
+    named = {id(weight): name for name, weight in method.module.named_parameters()}
+    moved = [named[id(weight)] for group in whole.param_groups for weight in group["params"]]
+    others = [named[id(weight)] for group in rest.param_groups for weight in group["params"]]
+    assert {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"} <= set(moved)
+    assert {"model.embed_tokens.weight", "model.norm.weight"} <= set(others)
+    assert sorted(moved + others) == sorted(named[id(w)] for w in method.module.parameters() if w.requires_grad)

@@ -159,6 +159,9 @@ class TrainOptions:
             rich_help_panel=LEARNING,
         ),
     ] = None
+    optimizer: Annotated[str, typer.Option(help="How weights are moved: adamw or muon.", rich_help_panel=LEARNING)] = (
+        "adamw"
+    )
     every: Annotated[
         int | None,
         typer.Option(
@@ -207,6 +210,7 @@ class TrainOptions:
     def settings(self, method: str, shape: ShapeOptions) -> Settings:
         from forerun.train.loop import LoopOptions
         from forerun.train.methods.find import LEARNING_RATES, method_options
+        from forerun.train.optimizers import OPTIMIZERS
         from forerun.train.run import Settings
 
         rate = self.learning_rate
@@ -214,6 +218,9 @@ class TrainOptions:
             raise ValueError(f"--learning-rate is {rate:g}: give a number above 0 and below 1, as 3e-4")
         if self.time_limit is not None and not 0 < self.time_limit < 1e6:
             raise ValueError(f"--time-limit is {self.time_limit:g}: give minutes, a number above 0")
+        chosen = next((name for name in OPTIMIZERS if name == self.optimizer), None)
+        if chosen is None:
+            raise ValueError(f"there is no optimizer {self.optimizer!r}: use one of {', '.join(OPTIMIZERS)}")
         if self.bits not in (8, 16):
             raise ValueError(f"--bits is {self.bits}: give 16 or 8")
         return Settings(
@@ -225,6 +232,7 @@ class TrainOptions:
                 batch=self.batch,
                 batch_tokens=self.batch_tokens,
                 learning_rate=rate or LEARNING_RATES.get(method, LoopOptions.learning_rate),
+                optimizer=chosen,
                 every=self.every,
                 patience=self.patience,
                 time_limit=None if self.time_limit is None else 60 * self.time_limit,

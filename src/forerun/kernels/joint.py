@@ -16,8 +16,8 @@ from torch import Tensor
 
 from forerun.kernels.kernel import power_of_two
 
-ROWS = 4
-"""Of a program."""
+ROWS, WARPS = 2, 1
+"""Of a program: sums within one warp need no memory that several share."""
 
 
 def supports(q: Tensor) -> bool:
@@ -89,7 +89,7 @@ def _sizes(q: Tensor, own_k: Tensor) -> dict[str, int]:
     group = heads // kv
     return {
         "HEADS": heads, "GROUP": group, "PAD": power_of_two(group), "SIZE": q.shape[3], "STEPS": own_k.shape[2],
-        "ROWS": ROWS, "num_warps": 4,
+        "ROWS": ROWS, "num_warps": WARPS,
     }  # fmt: skip
 
 

@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from forerun.train.batches import Batches
 from forerun.train.checkpoint import read_checkpoint, write_checkpoint
+from forerun.train.optimizers import Optimizer, Paced, optimizers
 from forerun.train.processes import Processes
 from forerun.train.texts import Text, TextBatch
 
@@ -52,19 +53,6 @@ class Learner(Protocol):
     def loss(self, batch: TextBatch) -> Loss: ...
 
 
-@runtime_checkable
-class Paced(Protocol):
-    """A learner whose weights do not all learn alike, and whose loss changes as the run goes on."""
-
-    def pace(self, name: str) -> float:
-        """What the learning rate of a weight is multiplied by."""
-        ...
-
-    def proceed(self, done: float) -> None:
-        """That share of the run is over."""
-        ...
-
-
 @dataclass(frozen=True)
 class LoopOptions:
     steps: int = 2000
@@ -73,6 +61,7 @@ class LoopOptions:
     batch_tokens: int = 0
     """Instead as many texts as have no more tokens together, their padding counted."""
     learning_rate: float = 3e-4
+    optimizer: Optimizer = "adamw"
     warmup: float = 0.05
     """The share of the run in which the learning rate rises; then it falls to nothing along a cosine."""
     every: int | None = None
@@ -143,9 +132,7 @@ class Loop:
         self.batches = Batches([len(text) for text in texts], options.batch, options.batch_tokens, options.seed)
         self.standing = Standing()
         self.best_weights: dict[str, Tensor] = {}
-        self.optimizer = torch.optim.AdamW(
-            _groups(method), lr=0.0, betas=(0.9, 0.95), weight_decay=0.01, fused=self.device.type == "cuda"
-        )
+        self.optimizers = optimizers(method, options.optimizer, self.device)
         self._look_every = look or LOOK.get(self.device.type, 1)
         self._saved: int | None = None
         self._unseen: list[tuple[tuple[str, ...], Tensor]] = []
@@ -156,7 +143,8 @@ class Loop:
         """Go on where the checkpoint was written."""
         content = read_checkpoint(self.place)
         self.method.module.load_state_dict(content["weights"])
-        self.optimizer.load_state_dict(content["optimizer"])
+        for optimizer, state in zip(self.optimizers, content["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
         self.best_weights = content["best_weights"]
         self.standing = Standing(**content["standing"])
         torch.set_rng_state(content["random"])
@@ -201,17 +189,20 @@ class Loop:
 
     def _learn(self, rate: float) -> None:
         """One step of the optimiser."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("pace", 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["pace"]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = self.method.loss(self._batch())
         sums = torch.stack([loss.total.detach(), *loss.figures.values()]).double()
         sums, count = self.processes.sums(sums, loss.count)
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss.total / count.to(loss.total.dtype))
         self.processes.sum_gradients(self.learning)
         norm = nn.utils.clip_grad_norm_(self.learning, CLIP)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.standing.step += 1
         self._unseen.append((("loss", *loss.figures, "gradient"), torch.cat([sums / count, norm.double()[None]])))
 
@@ -272,7 +263,7 @@ class Loop:
             "standing": vars(self.standing),
             "weights": self.method.module.state_dict(),
             "best_weights": self.best_weights,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "random": torch.get_rng_state(),
         }
 
@@ -281,12 +272,3 @@ class Loop:
         loss = self._recent[-1]["loss"] if self._recent else math.nan
         latest = standing.history[-1]["measure"]
         self.tell(News(standing.step, self.options.steps, seconds_left, loss, latest, standing.best))
-
-
-def _groups(method: Learner) -> list[dict[str, Any]]:
-    """The weights that learn, by what the learning rate is multiplied by for them."""
-    groups: dict[float, list[nn.Parameter]] = {}
-    for name, weight in method.module.named_parameters():
-        if weight.requires_grad:
-            groups.setdefault(method.pace(name) if isinstance(method, Paced) else 1.0, []).append(weight)
-    return [{"params": weights, "pace": pace} for pace, weights in groups.items()]
