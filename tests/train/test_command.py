@@ -90,6 +90,17 @@ def test_from_answers_to_a_drafter(run: Terminal, flags: Flags, folder: Path, tm
     assert drafted["stats"]["tokens_per_pass"] > 1
 
 
+def test_one_goes_on_from_another(run: Terminal, flags: Flags, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    before = run.json(*flags("mtp"), "--out", str(first))
+    after = run.json(*flags("mtp"), "--begin", str(first), "--out", str(second))
+    assert after["tokens_per_pass"]["before"] == pytest.approx(before["tokens_per_pass"]["after"])
+    assert curve(after)[0] < curve(before)[0]
+    assert after["began"]["steps"] == 40
+    refused = run(*flags("eagle3"), "--begin", str(first), "--out", str(tmp_path / "third"))
+    assert (refused.code, "of the method mtp" in " ".join(refused.err.split())) == (1, True)
+
+
 @pytest.mark.parametrize("method", ["draft", "eagle", "parallel"])
 def test_it_goes_on_after_an_interruption(
     run: Terminal, flags: Flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

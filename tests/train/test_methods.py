@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from forerun.models.config import Layer
+from forerun.models.heads.files import HeadFolder, read_head
 from forerun.models.heads.shared_draft import frozen_shared_draft, new_shared_draft
 from forerun.models.transformer import Transformer
 from forerun.train.methods.draft import DraftMethod, SharedDraftMethod
@@ -61,6 +62,35 @@ def test_half_precision_is_close(name: str) -> None:
         found.append((float(loss.total.detach()) / loss.count, gradient))
     assert found[1][0] == pytest.approx(found[0][0], rel=0.05, abs=0.02)
     assert float(torch.cosine_similarity(found[0][1], found[1][1], 0)) > 0.95
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("bits", [8, 16])
+def test_one_may_go_on_from_another(name: str, bits: int, tmp_path: Path) -> None:
+    """Also with texts by which it would have chosen another draft vocabulary."""
+    target = tiny(TARGET, dtype=torch.float32)
+    first = method(name, target)
+    with torch.no_grad():
+        for weight in first.module.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)), alpha=0.1)
+    first.write(tmp_path / name, {}, bits)
+    begun = read_head(tmp_path / name, name)
+    fitting = {key: value for key, value in SOME.items() if hasattr(METHODS[name], key)}
+    others = [Text.of([1, 2], [VOCABULARY - 1 - n for n in range(20)])]
+    task = Task(target, HF, Path(), others, seed=9, begin=begun)
+    second = new_method(name, method_options(name, fitting), task)
+    rows = dict(second.module.named_parameters())
+    for key, weight in first.module.named_parameters():  # those that stay are the target's, cut to the vocabulary
+        allowed = weight.detach().abs().amax(-1, keepdim=True) / 100
+        assert bool(((rows[key] - weight).abs() <= allowed).all()), key
+
+
+def test_a_draft_with_its_own_matrices_cannot_go_on_from_another() -> None:
+    target = tiny(TARGET, dtype=torch.float32)
+    task = Task(target, HF, Path(), texts(), begin=HeadFolder("draft", {}, {}))
+    with pytest.raises(ValueError, match="leave it out"):
+        new_method("draft", StudentShape(own_matrices=True), task)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -65,6 +65,10 @@ def train(
             show_default=False,
         ),
     ] = None,
+    begin: Annotated[
+        Path | None,
+        typer.Option(help="A drafter of the same method, whose weights are the first ones.", show_default=False),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how long it takes and how much memory.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto")] = None,
@@ -98,6 +102,8 @@ def train(
 
     Answers for several runs:  [green]forerun train answers --prompts prompts.jsonl --times 3 --out told[/]
 
+    Go on with one:  [green]forerun train eagle3 --prompts prompts.jsonl --begin head --out better[/]
+
     Learn from them:  [green]forerun train eagle3 --prompts prompts.jsonl --answers told --out head[/]
     """
     first = int(os.environ.get("RANK", "0")) == 0
@@ -113,7 +119,7 @@ def train(
         if beside and method != "draft":
             raise ValueError("--beside is for drafts that are drawn side by side: leave it out, or train a draft")
         if only_answers:
-            _check_answers(shape, out, answers, resume, dry_run)
+            _check_answers(shape, out, answers or begin, resume, dry_run)
         else:
             settings = options.settings(method, shape)
             if first and not dry_run:
@@ -131,7 +137,7 @@ def train(
                 _make_answers(loaded, asked, out, options.asking(), tell, as_json)
         return
     with joined(place) as processes, _progress(first) as tell:
-        run = Run(loaded, name, asked, settings, processes, beside or ())
+        run = Run(loaded, name, asked, settings, processes, beside or (), begin)
         if dry_run:
             tell("Trying a small part", 0, 0)
             expected = estimate(run, None if answers is None else run.texts(answers))
@@ -150,8 +156,8 @@ def train(
 
 def _check_answers(shape: ShapeOptions, out: Path, answers: Path | None, resume: bool, dry_run: bool) -> None:
     if shape.given() or answers is not None or dry_run:
-        raise ValueError("`forerun train answers` only makes answers: leave out --answers, --dry-run and what shapes "
-                         "a drafter")  # fmt: skip
+        raise ValueError("`forerun train answers` only makes answers: leave out --answers, --begin, --dry-run and what "
+                         "shapes a drafter")  # fmt: skip
     if out.exists() and not resume:
         raise ValueError(f"{out} exists: add to it with --resume, delete it, or choose another --out")
     if resume and not out.exists():

@@ -22,6 +22,7 @@ from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.loaded import LoadedModel
 from forerun.models.checkpoint import read_config
 from forerun.models.fields import read_json
+from forerun.models.heads.files import HeadFolder, read_head
 from forerun.models.heads.shared_draft import SharedDraft, draft_identity
 from forerun.models.identity import weights_identity
 from forerun.models.target import TargetModel
@@ -89,8 +90,21 @@ def _teachable(name: str, model: TargetModel) -> Transformer:
     return model
 
 
+def _digest(folder: HeadFolder) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(folder.tensors.items()):
+        digest.update(name.encode() + tensor.float().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
 def _identity(draft: Transformer) -> str:
     return draft_identity(draft) if isinstance(draft, SharedDraft) else weights_identity(draft)
+
+
+def _earlier(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of the training that a drafter had before."""
+    told = ("began", "steps", "learning_seconds", "data", "tokens_per_pass", "options", "provenance")
+    return {name: manifest[name] for name in told if name in manifest}
 
 
 def with_backbone(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,8 +129,10 @@ class Run:
         settings: Settings,
         processes: Processes,
         beside: Sequence[str] = (),
+        begin: Path | None = None,
     ) -> None:
-        """`beside` are draft models that were trained before, as names to load them by."""
+        """`beside` are draft models that were trained before, as names to load them by; `begin` is the folder of a
+        drafter whose weights are the first ones."""
         self.loaded, self.name, self.settings, self.processes = loaded, name, settings, processes
         self.target, self.hf = target_of(loaded, name)
         if not self.target.prepared:  # inference would, and what it makes cannot be learned through without copies
@@ -129,6 +145,7 @@ class Run:
         setup = Setup(self.target, self.longest, loaded.load_beside)
         self.beside = {other: _teachable(other, load_draft(other, setup)) for other in beside}
         self._beside_identities = sorted(map(_identity, self.beside.values()))
+        self.begin = None if begin is None else self._begun(begin)
         shape = settings.options
         if (
             isinstance(shape, SideOptions)
@@ -138,6 +155,14 @@ class Run:
             raise ValueError("--backbone: the target has experts, through which its layers cannot learn: leave it out")
         if settings.bits == 8 and isinstance(shape, StudentShape) and not shape.shares(self.target.config):
             raise ValueError("--bits is 8: a draft with matrices of its own is read as other models are, so give 16")
+
+    def _begun(self, path: Path) -> HeadFolder:
+        folder = read_head(path, self.settings.method)
+        if folder.target and folder.target != self.identity:
+            raise ValueError(
+                f"--begin: {path} was trained for another target: name one for {self.name}, or leave it out"
+            )
+        return folder
 
     def answer(self, work: Path, given: Path | None, tell: Progress) -> list[Text]:
         """The first process asks, unless answers are given; the others read what it wrote."""
@@ -170,7 +195,7 @@ class Run:
     def _task(self, texts: Sequence[Text]) -> Task:
         assert self.loaded.folder is not None
         settings = self.settings
-        return Task(self.target, self.hf, self.loaded.folder, texts, settings.loop.seed, self.beside)
+        return Task(self.target, self.hf, self.loaded.folder, texts, settings.loop.seed, self.beside, self.begin)
 
     def learn(
         self,
@@ -284,6 +309,7 @@ class Run:
             "seed": settings.loop.seed,
             "held_back": settings.held_back,
             "beside": self._beside_identities,
+            "begin": None if self.begin is None else _digest(self.begin),
             **asking,
             **asdict(settings.options),
         }
@@ -314,6 +340,7 @@ class Run:
             },
             "options": asdict(self.settings),
             "beside": [Path(other).name for other in self.beside],
+            **({} if self.begin is None else {"began": _earlier(self.begin.manifest)}),
             "steps": standing.step,
             "best_step": standing.best_step,
             "learning_seconds": standing.seconds,

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.train.methods.draft import DraftMethod, SharedDraftMethod
 from forerun.train.methods.feature import FeatureMethod, FeatureOptions
-from forerun.train.methods.method import Method, Task
+from forerun.train.methods.method import Method, Task, begin_with
 from forerun.train.methods.parallel import ParallelMethod, ParallelOptions
 from forerun.train.methods.side import SideMethod, SideOptions
 from forerun.train.student import StudentShape
@@ -25,8 +25,8 @@ METHODS: dict[str, Options] = {
     "parallel": ParallelOptions(),
 }
 """Each with what it does if nothing else is said."""
-LEARNING_RATES = {"blockwise": 1e-3, "medusa": 1e-3, "eagle": 1e-3, "eagle3": 1e-3, "mtp": 1e-3, "parallel": 3e-3}
-"""Of those that learn well with another one than most: they have few weights, which begin far from where they end."""
+LEARNING_RATES = {"blockwise": 1e-3, "medusa": 1e-3, "eagle3": 1e-3, "mtp": 1e-3, "parallel": 3e-3}
+"""Of those that learn well with another one than most. eagle, whose layer has no norm before it, diverges with 1e-3."""
 
 
 def method_options(name: str, given: Mapping[str, Any]) -> Options:
@@ -42,6 +42,17 @@ def method_options(name: str, given: Mapping[str, Any]) -> Options:
 
 
 def new_method(name: str, options: Options, task: Task) -> Method:
+    made = _new_method(name, options, task)
+    if task.begin is not None:
+        if isinstance(made, DraftMethod):
+            raise ValueError("--begin: a draft with matrices of its own cannot go on from another: leave it out")
+        begin_with(made, task.begin)
+    return made
+
+
+def _new_method(
+    name: str, options: Options, task: Task
+) -> FeatureMethod | SideMethod | ParallelMethod | SharedDraftMethod | DraftMethod:
     match options:
         case StudentShape():
             return (SharedDraftMethod if options.shares(task.target.config) else DraftMethod)(options, task)

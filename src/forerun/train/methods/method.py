@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup, make_drafter
 from forerun.models.heads.files import HeadFolder, write_head
-from forerun.models.heads.vocabulary import most_frequent
+from forerun.models.heads.vocabulary import from_offsets, most_frequent
 from forerun.models.transformer import Transformer
 from forerun.train.files import told_when_full
 from forerun.train.law_loss import Distance
@@ -44,6 +44,8 @@ class Task:
     seed: int = 0
     beside: Mapping[str, Transformer] = field(default_factory=dict)
     """Draft models that will draft beside the one to be trained, by the names they are loaded by."""
+    begin: HeadFolder | None = None
+    """A drafter of the same method, whose weights are the first ones."""
 
 
 class Method(Protocol):
@@ -81,6 +83,14 @@ def write_method(method: HeadMethod, out: Path, manifest: Mapping[str, Any], bit
         write_head(out, HeadFolder(made.method, made.config, made.tensors, dict(manifest)), bits=bits)
 
 
+@torch.no_grad()
+def begin_with(method: HeadMethod, other: HeadFolder) -> None:
+    """Take over the weights of a drafter that was trained before."""
+    for name, weight in method.folder().tensors.items():
+        if name != "d2t":
+            weight.copy_(other.fitting(name, weight))
+
+
 def head_drafter(method: HeadMethod, setup: Setup, bits: int) -> Drafter:
     """By way of a folder, so that what is measured is what will be used, rounded as it will be."""
     with tempfile.TemporaryDirectory() as place:
@@ -95,7 +105,11 @@ def fading(steps: int, device: torch.device) -> Tensor:
 
 
 def draft_vocabulary(task: Task, size: int) -> Tensor | None:
-    """The tokens that the target's answers have most often; None for all, which is also what `size` 0 says."""
+    """The tokens that the target's answers have most often; None for all, which is also what `size` 0 says. One that
+    goes on from another has that one's."""
+    if task.begin is not None:
+        offsets = task.begin.tensors.get("d2t")
+        return None if offsets is None else from_offsets(offsets, task.target.vocab_size)
     if not size:
         return None
     answers = np.concatenate([text.answer for text in task.texts])
