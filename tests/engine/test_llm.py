@@ -343,3 +343,10 @@ def test_the_cache_can_be_small(llm: LLM) -> None:
         assert small.context_length == 64
         for one, other in zip(small.generate(PROMPTS[:2], GREEDY), llm.generate(PROMPTS[:2], GREEDY), strict=True):
             assert one.token_ids == other.token_ids[: len(one.token_ids)]
+
+
+def test_how_much_is_drafted_may_be_left_to_the_engine(folder: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60)
+    with LLM(folder, "ngram", dtype="float32", adaptive=True) as adaptive, LLM(folder, dtype="float32") as plain:
+        for prompt in ("one two three one two three", "again and again"):
+            assert adaptive.generate(prompt, params).token_ids == plain.generate(prompt, params).token_ids
