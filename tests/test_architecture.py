@@ -26,7 +26,7 @@ TIERS: tuple[frozenset[str], ...] = (
     frozenset({"verify", "trees", "theory", "models"}),
     frozenset({"drafters"}),
     frozenset({"engine"}),
-    frozenset({"train", "serve", "bench"}),
+    frozenset({"train", "serve", "bench", "certify"}),
     frozenset({NAME}),  # `forerun/__init__.py`, the face to users
     frozenset({"cli"}),
 )

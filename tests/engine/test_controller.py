@@ -103,9 +103,9 @@ def test_texts_whose_drafts_are_never_right_are_left_out() -> None:
         drafted = [NODES if limit is None else limit for limit in limits]
         tokens = [1 + Machine._accepted(chosen, right, nodes) for right, nodes in zip(rights, drafted, strict=True)]
         controller.observe(texts, drafted, tokens, 1.0 + 0.03 * (4 + sum(drafted)))
-    limits = [controller.limits(texts) for _ in range(4)]
-    assert any(limit[0] != 0 for limit in limits)
-    assert sum(limit[1] == 0 for limit in limits) >= 3
+    steps = [controller.limits(texts) for _ in range(4)]
+    assert any(step[0] != 0 for step in steps)
+    assert sum(step[1] == 0 for step in steps) >= 3
     assert controller.texts[11].luck < 0.5 < controller.texts[10].luck
     controller.forget(11)
     assert 11 not in controller.texts

@@ -21,6 +21,7 @@ import forerun
 from forerun.cli.bench import bench
 from forerun.cli.calibrate import calibrate
 from forerun.cli.calibrate_trained import trained
+from forerun.cli.certify import certify
 from forerun.cli.chat import chat
 from forerun.cli.datastore import datastore
 from forerun.cli.demo import demo
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(bench)
+app.command()(certify)
 app.add_typer(models, name="models")
 app.add_typer(datastore, name="datastore")
 calibrate.command()(trained)

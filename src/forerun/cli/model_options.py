@@ -91,7 +91,7 @@ class ModelOptions:
             return LLM(
                 self.model,
                 self.drafter_name,
-                drafter_options=self._drafter_options(),
+                drafter_options=self.read_drafter_options(),
                 tree=self.tree,
                 rule=self.rule,
                 dtype=self.dtype,
@@ -103,7 +103,7 @@ class ModelOptions:
                 **more,
             )
 
-    def _drafter_options(self) -> dict[str, Any]:
+    def read_drafter_options(self) -> dict[str, Any]:
         """Each value in the type of the option's default; what the drafter does not know is left for it to refuse."""
         from importlib import import_module
 

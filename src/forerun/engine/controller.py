@@ -20,6 +20,7 @@ changes no law.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ class Controller:
         rows = texts * (1 + round(SHARES[size] * self.natural))
         known = sorted(self.by_rows)
         below = max((each for each in known if each <= rows.bit_length()), default=known[0])
-        return median(self.by_rows[below]) * 2.0 ** (0.5 * max(0, rows.bit_length() - below))
+        return median(self.by_rows[below]) * math.sqrt(2.0 ** max(0, rows.bit_length() - below))
 
     def _tokens(self, size: int, standings: Many[Standing]) -> float:
         return sum(1 + self.gains[size] * standing.luck for standing in standings)

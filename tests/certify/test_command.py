@@ -1,0 +1,89 @@
+"""`forerun certify` on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.cli.certify import WORDS
+from tests.cli.conftest import Terminal, run
+from tests.tiny_folder import save_tiny_model
+
+__all__ = ["run"]  # the fixture
+FEW = ["--contexts", "2", "--samples", "30", "--length", "8", "--dtype", "float32", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("certify") / "model"))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    file = tmp_path / "prompts.txt"
+    file.write_text("hello hello hello\nthe the the the\nabc abc abc\n")
+    return str(file)
+
+
+def test_a_table_and_a_file(run: Terminal, model: str, prompts: str, tmp_path: Path) -> None:
+    result = tmp_path / "certificate.json"
+    asked = ["--model", model, "--drafter", "recycling", "--prompts", prompts, "--temperature", "0,0.2", *FEW]
+    ended = run("certify", *asked, "--out", str(result))
+    content = json.loads(result.read_text())
+    assert ended.code == (0 if content["verdict"] == "certified" else 1), ended.err
+    assert WORDS[content["verdict"]][0] in ended.out
+    table = " ".join(ended.out.split())
+    for finding in content["findings"]:
+        assert f"{finding['temperature']:g} {finding['test']} {finding['compared']}" in table
+        assert finding["result"] in table
+        assert finding["passed"]
+    assert "would be seen with a chance of 95%" in table
+    assert {finding["temperature"] for finding in content["findings"]} == {0, 0.2}
+    assert content["drafter"] == "recycling"
+    assert content["dtype"] == "float32"
+    assert content["provenance"]["arguments"]["samples"] == 30
+    assert content["provenance"]["arguments"]["prompts"] == 3
+
+
+def test_json_alone_and_a_lossy_rule(run: Terminal, model: str, prompts: str) -> None:
+    asked = ["--model", model, "--drafter", "ngram", "--rule", "typical", "--prompts", prompts, "--temperature", "0,1"]
+    ended = run("certify", *asked, *FEW, "--json")
+    assert ended.code == 1
+    content = json.loads(ended.out)
+    assert content["verdict"] == "lossy"
+    assert content["reason"].startswith("no certificate: the rule typical is lossy")
+    assert [finding["test"] for finding in content["findings"]] == ["distance", "distance"]
+
+
+def test_the_distance_to_another_model(
+    run: Terminal, model: str, prompts: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = str(save_tiny_model(tmp_path_factory.mktemp("certify") / "other", seed=2))
+    asked = ["--model", model, "--drafter", "ngram", "--original", other, "--prompts", prompts, "--temperature", "0"]
+    ended = run("certify", *asked, *FEW, "--json")
+    assert ended.code == 1
+    (finding,) = json.loads(ended.out)["findings"]
+    assert finding["figures"]["total_variation"] > 0.5 > finding["figures"]["noise"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name a drafter with --drafter"),
+        (["--drafter", "nope"], "no drafter 'nope'"),
+        (["--drafter", "ngram", "--drafter-option", "x=1"], "no option 'x'"),
+        (["--drafter", "ngram", "--rule", "nope"], "no verification rule 'nope'"),
+        (["--drafter", "ngram", "--temperature", "hot"], "give numbers with commas"),
+        (["--drafter", "ngram", "--temperature", "-1"], "temperature is -1.0"),
+        (["--drafter", "ngram", "--samples", "5"], "--samples is 5: it must be at least 20"),
+        (["--drafter", "ngram", "--prompts", "/no/such/file"], "cannot open /no/such/file"),
+        (["--drafter", "ngram", "--out", "/no/such/folder/x.json"], "make the folder"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(run: Terminal, arguments: list[str], words: str) -> None:
+    ended = run("certify", "--model", "/no/such/model", *arguments)
+    assert ended.code == 1
+    assert words in ended.err.replace("\n", " ")
+    assert "Traceback" not in ended.err
