@@ -105,7 +105,7 @@ def identity() -> str:
 def spec_bench() -> str:
     """Speedups over plain decoding by category, a line per method."""
     result = load("spec-bench-cpu")
-    rows = {(row["drafter"], row["category"]): row for row in result["rows"]}
+    rows = measured(result)
     drafters = list(dict.fromkeys(drafter for drafter, _ in rows))
     categories = [category for drafter, category in rows if drafter == drafters[0] and category != "overall"]
     conversation = [category for category in categories if category not in TASKS]
@@ -126,6 +126,12 @@ def spec_bench() -> str:
     return "\n".join([*lines, "", footnote(result)])
 
 
+def measured(result: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """By drafter and category; a method that failed somewhere has no line."""
+    failed = {row["drafter"] for row in result["rows"] if row.get("error")}
+    return {(row["drafter"], row["category"]): row for row in result["rows"] if row["drafter"] not in failed}
+
+
 TASKS = ("summarization", "rag", "translation", "qa", "math_reasoning")
 
 
@@ -136,7 +142,7 @@ def _speedup(row: dict[str, Any]) -> str:
 def spec_bench_categories() -> str:
     """Tokens per second and per pass in every category."""
     result = load("spec-bench-cpu")
-    rows = {(row["drafter"], row["category"]): row for row in result["rows"]}
+    rows = measured(result)
     drafters = list(dict.fromkeys(drafter for drafter, _ in rows))
     categories = [category for drafter, category in rows if drafter == drafters[0]]
     lines = [

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from forerun.bench.contestants import Forerun
 from tests.cli.conftest import Terminal
 from tests.tiny_folder import save_tiny_model
 
@@ -27,9 +30,10 @@ def prompts(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_table_and_a_file(run: Terminal, model: str, prompts: str, tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    options = ["--max-tokens", "12", "--repeat", "2", "--batch", "1,2", "--dtype", "float32", "--json", str(result)]
+def test_a_table_a_file_and_a_page(run: Terminal, model: str, prompts: str, tmp_path: Path) -> None:
+    result, page = tmp_path / "result.json", tmp_path / "report.html"
+    options = ["--max-tokens", "12", "--repeat", "2", "--batch", "1,2", "--dtype", "float32"]
+    options += ["--json", str(result), "--report", str(page)]
     drafters = ["--drafters", "none,ngram,transformers", "--drafter-option", "ngram.tokens=3"]
     ended = run("bench", "--model", model, "--prompts", prompts, *drafters, *options)
     assert ended.code == 0, ended.err
@@ -39,17 +43,79 @@ def test_a_table_and_a_file(run: Terminal, model: str, prompts: str, tmp_path: P
     rows = {(row["drafter"], row["batch"], row["category"]): row for row in content["rows"]}
     assert set(rows) == {
         (drafter, batch, category)
-        for drafter, batches in (("none", (1, 2)), ("ngram", (1, 2)), ("transformers", (1,)))
-        for batch in batches
+        for drafter in ("none", "ngram", "transformers")
+        for batch in (1, 2)
         for category in ("overall", "math", "chat")
     }
-    for row in rows.values():
+    for (drafter, batch, category), row in rows.items():
         assert row["tokens"] > 0
-        assert row["tokens_per_second"] > 0
-        assert row["tokens_per_pass"] >= 1
+        assert row["request_tokens_per_second"] > 0
+        assert (row["tokens_per_second"] is None) == (batch == 2 and category != "overall")
+        assert (row["tokens_per_pass"] is None) == (drafter == "transformers" and batch == 2)
         assert row["temperature"] == 0
         assert row["identical_to_plain"] is True
+    assert content["complete"] is True
     assert content["provenance"]["arguments"]["questions"] == 2
+    assert model not in result.read_text()  # where things lie is no part of a result
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_run_that_was_interrupted_goes_on(
+    run: Terminal, model: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = tmp_path / "result.json"
+    command = ["bench", "--model", model, "--prompts", prompts, "--max-tokens", "8", "--repeat", "2"]
+    command += ["--dtype", "float32", "--json", str(result)]
+    answer = Forerun.answer
+    asked: list[int] = []
+
+    def interrupted(*arguments: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 7:
+            raise KeyboardInterrupt
+        return answer(*arguments)
+
+    monkeypatch.setattr(Forerun, "answer", interrupted)
+    ended = run(*command)
+    assert ended.code == 130
+    assert "--resume goes on" in ended.err.replace("\n", " ")
+    before = json.loads(result.read_text())
+    assert before["complete"] is False
+    assert 0 < len(before["cells"]) < 8
+    ended = run(*command)
+    assert ended.code == 1
+    assert "add --resume" in ended.err.replace("\n", " ")
+    ended = run(*command, "--seed", "4", "--resume")
+    assert ended.code == 1
+    assert "seed None, not 4" in ended.err.replace("\n", " ")
+    ended = run(*command, "--resume")
+    assert ended.code == 0, ended.err
+    after = json.loads(result.read_text())
+    assert after["complete"] is True
+    assert after["cells"][: len(before["cells"])] == before["cells"]
+    assert len(after["cells"]) == 8
+    assert {row["rounds"] for row in after["rows"]} == {2}
+
+
+def test_a_grid_with_arrivals_and_a_method_that_fails(
+    run: Terminal, model: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # also where it is installed
+    result = tmp_path / "result.json"
+    grid = ["--drafters", "ngram,recycling", "--rules", "strongest,gumbel", "--trees", "own;2", "--arrivals", "100"]
+    more = ["--temperatures", "0,1", "--peers", "vllm", "--seed", "1", "--json", str(result), "--repeat", "1"]
+    ended = run(
+        "bench", "--model", model, "--prompts", prompts, "--max-tokens", "6", "--dtype", "float32", *grid, *more
+    )
+    assert ended.code == 1
+    assert "Failed, with the reason in the row: vllm" in ended.err
+    assert "pip install vllm" in ended.out
+    rows = json.loads(result.read_text())["rows"]
+    methods = {row["method"] for row in rows}
+    assert {"none", "vllm", "ngram", "ngram 2", "ngram gumbel", "ngram 2 gumbel", "recycling"} <= methods
+    assert {(row["temperature"], row["arrivals"]) for row in rows} == {(0, None), (1, None), (0, 100), (1, 100)}
+    assert all((row["error"] is not None) == (row["method"] == "vllm") for row in rows)
+    assert all(row["identical_to_plain"] for row in rows if row["error"] is None)  # sampled with a seed too
 
 
 @pytest.mark.parametrize(
@@ -62,6 +128,16 @@ def test_a_table_and_a_file(run: Terminal, model: str, prompts: str, tmp_path: P
         (["--batch", "0"], "at least 1"),
         (["--per-category", "0"], "at least 1"),
         (["--json", "/no/such/folder/x.json"], "make the folder"),
+        (["--report", "/no/such/folder/x.html"], "make the folder"),
+        (["--rules", "nope"], "no verification rule 'nope'"),
+        (["--trees", "own;5,x"], "tree"),
+        (["--temperatures", "0,-1"], "0 (greedy) or more"),
+        (["--temperatures", "warm"], "give numbers"),
+        (["--arrivals", "0"], "above 0"),
+        (["--peers", "nope"], "no peer 'nope'"),
+        (["--resume"], "name it with --json"),
+        (["--warm-up", "-1"], "at least 0"),
+        (["--repeat", "0"], "at least 1"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(run: Terminal, prompts: str, arguments: list[str], words: str) -> None:

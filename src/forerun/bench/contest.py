@@ -1,220 +1,164 @@
 """Methods side by side on the same prompts, in turns, so that a noisy machine is as noisy for all of them.
 
-Everything runs `repeat` times; in each round every category goes through all methods before the next category, and each
-round starts with another method. Figures are medians over rounds. A method starts each round with nothing learnt: a
-drafter that remembers texts must not meet its own answers.
+Everything runs `repeat` times, in the order that `cases.plan` gives. A method starts each round with nothing learnt: a
+drafter that remembers texts must not meet its own answers. It warms up on a text that is not measured. A method that
+fails leaves its error where its figures would be, and the others go on.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import gc
+import random
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
+import torch
+
+from forerun.bench.arrivals import arrival_times
+from forerun.bench.cases import ALL, PLAIN, Case, Place, Setting, plan
+from forerun.bench.contestants import Contestant, Messages
+from forerun.bench.measures import Answer, Cell, Sums, Work, counted
+from forerun.bench.memory import Ledger
 from forerun.bench.questions import Question
 from forerun.core.params import SamplingParams
-from forerun.engine.llm import LLM
 
-Messages = list[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Answer:
-    token_ids: list[int]
-    text: str
-
-
-@dataclass(frozen=True)
-class Work:
-    """What answering some prompts took."""
-
-    seconds: float
-    passes: int
-    """Of the target; in a batch one for each text that it decided something for."""
-    inside: float
-    """Seconds in the target's passes and in the drafter."""
-
-
-class Contestant(Protocol):
-    """A method at work."""
-
-    def answer(self, conversations: Sequence[Messages], params: SamplingParams) -> tuple[list[Answer], Work]: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Forerun:
-    """Our engine with some drafter."""
-
-    llm: LLM
-
-    def answer(self, conversations: Sequence[Messages], params: SamplingParams) -> tuple[list[Answer], Work]:
-        before = self.llm.statistics.as_dict()
-        started = time.perf_counter()
-        done = self.llm.generate([list(conversation) for conversation in conversations], params)
-        seconds = time.perf_counter() - started
-        after = self.llm.statistics.as_dict()
-        inside = sum(after["seconds_by_phase"][name] - before["seconds_by_phase"][name] for name in ("draft", "target"))
-        work = Work(seconds, after["target_passes"] - before["target_passes"], inside)
-        return [Answer(each.token_ids, each.text) for each in done], work
-
-    def close(self) -> None:
-        self.llm.close()
-
-
-@dataclass(frozen=True)
-class Method:
-    name: str
-    start: Callable[[int], Contestant]
-    """Begins a round at a batch size."""
-    batches: bool = True
-    """Whether it can answer several prompts at once."""
-    rounds: int | None = None
-    """It sits out after so many rounds: slow peers need not run as often as what is compared closely."""
-
-
-@dataclass
-class Tally:
-    """One method at one batch size, in one category: a figure for each round."""
-
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    passes: list[int] = field(default_factory=list)
-    inside: list[float] = field(default_factory=list)
-
-    def add(self, tokens: int, work: Work) -> None:
-        self.tokens.append(tokens)
-        self.seconds.append(work.seconds)
-        self.passes.append(work.passes)
-        self.inside.append(work.inside)
-
-    def figures(self) -> dict[str, float]:
-        speeds = [tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
-        per_pass = [tokens / passes for tokens, passes in zip(self.tokens, self.passes, strict=True)]
-        outside = [1 - inside / seconds for inside, seconds in zip(self.inside, self.seconds, strict=True)]
-        return {
-            "rounds": len(self.tokens),
-            "tokens": self.tokens[-1],
-            "seconds": statistics.median(self.seconds),
-            "tokens_per_second": statistics.median(speeds),
-            "tokens_per_pass": statistics.median(per_pass),
-            "outside_share": statistics.median(outside),
-        }
-
-
-def whole(tallies: Sequence[Tally]) -> Tally:
-    """All categories together, round by round."""
-    total = Tally()
-    for round_ in zip(*(zip(t.tokens, t.seconds, t.passes, t.inside, strict=True) for t in tallies), strict=True):
-        tokens, seconds, passes, inside = (sum(column) for column in zip(*round_, strict=True))
-        total.add(int(tokens), Work(seconds, int(passes), inside))
-    return total
+WARM_UP = "Write one sentence about a lighthouse."
+NOTHING = frozenset[int]()
 
 
 @dataclass(frozen=True)
 class Contest:
     questions: Sequence[Question]
-    methods: Sequence[Method]
+    cases: Sequence[Case]
+    settings: Sequence[Setting]
+    start: Callable[[Case, Setting], Contestant]
     params: SamplingParams
-    batches: Sequence[int] = (1,)
+    """But for the temperature, which is the setting's."""
     repeat: int = 3
-    baseline: str = "none"
+    rounds: Callable[[Case], int | None] = lambda case: None
+    """A method may sit out after so many rounds: slow peers need not run as often as what is compared closely."""
+    ends: Collection[int] = NOTHING
+    """Tokens that end a text."""
+    warm_up: int = 16
+    """Tokens that a method writes before it is measured."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seed: int = 0
+    """Of the arrivals."""
 
-    def rounds(self) -> int:
-        """How many times `advance` is called."""
-        each = sum(
-            min(self.repeat, self.repeat if method.rounds is None else method.rounds)
-            for batch in self.batches
-            for method in self._at(batch)
-        )
-        return each * len(self._categories())
+    @property
+    def categories(self) -> list[str]:
+        return list(dict.fromkeys(question.category for question in self.questions))
 
-    def run(self, advance: Callable[[str], None] = lambda done: None) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        for batch in self.batches:
-            rows += self._rows(batch, advance)
-        return rows
+    def plan(self) -> list[Place]:
+        def rounds(case: Case) -> int:
+            own = self.rounds(case)
+            return self.repeat if own is None else min(own, self.repeat)
 
-    def _at(self, batch: int) -> list[Method]:
-        return [method for method in self.methods if method.batches or batch == 1]
+        return plan(self.cases, self.settings, self.categories, rounds)
 
-    def _categories(self) -> dict[str, list[Question]]:
-        found: dict[str, list[Question]] = {}
-        for question in self.questions:
-            found.setdefault(question.category, []).append(question)
-        return found
+    def run(self, keep: Callable[[Cell], None], done: Collection[Place] = ()) -> None:
+        """Measures what is not done yet; `keep` is told of each cell as soon as it is there."""
+        left = [place for place in self.plan() if place not in done]
+        if left and self.warm_up:
+            self._wake(left[0].setting)
+        ledger = Ledger(self.device)
+        for (setting, _), places in groupby(left, key=lambda place: (place.setting, place.round)):
+            with ExitStack() as closing:
+                seats: dict[Case, _Seat] = {}
+                for place in places:
+                    if place.case not in seats:
+                        seats[place.case] = closing.enter_context(_Seat(self, place.case, setting, ledger))
+                    keep(seats[place.case].measure(place))
 
-    def _rows(self, batch: int, advance: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-        methods, categories = self._at(batch), self._categories()
-        tallies = {method.name: {category: Tally() for category in categories} for method in methods}
-        texts: dict[str, dict[str, list[Answer]]] = {method.name: {} for method in methods}
-        for number in range(self.repeat):
-            round_ = [method for method in methods if method.rounds is None or number < method.rounds]
-            playing = {method.name: method.start(batch) for method in round_}
+    def _wake(self, setting: Setting) -> None:
+        """The model's weights come into memory when they are first used: no method shall be charged with that."""
+        with suppress(Exception), _Seat(self, Case(PLAIN), setting, Ledger(self.device)) as seat:
+            seat.contestant()  # if it fails, its row will say so
+
+    def pool(self, place: Place) -> list[Question]:
+        if place.pool != ALL:
+            return [question for question in self.questions if question.category == place.pool]
+        pool = list(self.questions)  # mixed, so that the texts of a batch are as different as a server's
+        random.Random(self.seed).shuffle(pool)
+        return pool
+
+
+class _Seat(ExitStack):
+    """A method's place in a round: what keeps it from breaking off the contest."""
+
+    def __init__(self, contest: Contest, case: Case, setting: Setting, ledger: Ledger) -> None:
+        super().__init__()
+        self._contest, self._case, self._setting, self._ledger = contest, case, setting, ledger
+        self._params = replace(contest.params, temperature=setting.temperature)
+        self._playing: Contestant | None = None
+        self._refusal: str | None = None
+
+    def measure(self, place: Place) -> Cell:
+        try:
+            with self._ledger.at_work(self._case):
+                contestant = self.contestant()
+                answers, work = converse(
+                    contestant, self._contest.pool(place), self._params, self._setting, self._contest.seed
+                )
+        except Exception as error:  # of whatever kind: it belongs to this method and goes into its row
+            self._drop()
+            return Cell(place, in_words(error))
+        sums: dict[str, Sums] = {}
+        for category, answer in answers:
+            own = replace(answer, token_ids=counted(answer.token_ids, self._contest.ends))
+            sums.setdefault(category, Sums()).count(own)
+        peak = self._ledger.peak(self._case) if work.phases else None  # a peer shares the process with our model
+        return Cell(place, None, work, peak, sums)
+
+    def contestant(self) -> Contestant:
+        if self._refusal is not None:
+            raise ValueError(self._refusal)
+        if self._playing is None:
             try:
-                for category, questions in categories.items():
-                    for place in range(len(round_)):
-                        name = round_[(place + number) % len(round_)].name
-                        answers, work = _converse(playing[name], questions, self.params)
-                        tallies[name][category].add(sum(len(answer.token_ids) for answer in answers), work)
-                        texts[name].setdefault(category, answers)
-                        advance(f"{name}, {category}")
-            finally:
-                for contestant in playing.values():
-                    contestant.close()
-        for method in methods:
-            own = tallies[method.name]
-            for category, tally in {"overall": whole(list(own.values())), **own}.items():
-                compared = categories if category == "overall" else (category,)
-                yield self._row(method.name, batch, category, tally, compared, tallies, texts)
+                self._playing = self._contest.start(self._case, self._setting)
+                self.callback(self._drop)
+                if self._contest.warm_up:
+                    talks = [[{"role": "user", "content": WARM_UP}] for _ in range(self._setting.batch)]
+                    self._playing.answer(talks, replace(self._params, max_tokens=self._contest.warm_up))
+            except Exception as error:
+                self._refusal = in_words(error)  # it is not asked again in this round
+                raise
+        return self._playing
 
-    def _row(
-        self,
-        name: str,
-        batch: int,
-        category: str,
-        tally: Tally,
-        compared: Sequence[str] | dict[str, list[Question]],
-        tallies: dict[str, dict[str, Tally]],
-        texts: dict[str, dict[str, list[Answer]]],
-    ) -> dict[str, Any]:
-        figures = tally.figures()
-        row = {"drafter": name, "batch": batch, "temperature": self.params.temperature, "category": category, **figures}
-        row["speedup"] = row["identical_to_plain"] = None
-        if self.baseline in tallies:
-            base = whole([tallies[self.baseline][each] for each in compared])
-            ratios = [  # of the rounds that both took part in
-                (a / b) / (c / d)
-                for a, b, c, d in zip(tally.tokens, tally.seconds, base.tokens, base.seconds, strict=False)
-            ]
-            row["speedup"] = statistics.median(ratios)
-            pairs = [
-                (own.token_ids, plain.token_ids)
-                for each in compared
-                for own, plain in zip(texts[name][each], texts[self.baseline][each], strict=True)
-            ]
-            same = sum(own == plain for own, plain in pairs)
-            row |= {"identical_to_plain": same == len(pairs), "identical": same, "answers": len(pairs)}
-        return row
+    def _drop(self) -> None:
+        """Also after an error, which may have left it in an unknown state."""
+        if self._playing is not None:
+            with self._ledger.at_work(self._case):
+                self._playing.close()
+                self._playing = None
+                gc.collect()  # so that its memory is not taken for the next one's
+            self._ledger.begin(self._case)
 
 
-def _converse(
-    contestant: Contestant, questions: Sequence[Question], params: SamplingParams
-) -> tuple[list[Answer], Work]:
-    """All turns; the first turns of all questions are answered together, then the second ones."""
+def converse(
+    contestant: Contestant, questions: Sequence[Question], params: SamplingParams, setting: Setting, seed: int
+) -> tuple[list[tuple[str, Answer]], Work]:
+    """All turns, each answer with its category; the first turns of all questions are answered together, then the second
+    ones."""
     talks: list[Messages] = [[] for _ in questions]
-    answers: list[Answer] = []
-    total = Work(0.0, 0, 0.0)
+    answers: list[tuple[str, Answer]] = []
+    total = Work(0.0)
     for turn in range(max(len(question.turns) for question in questions)):
         asked = [index for index, question in enumerate(questions) if turn < len(question.turns)]
         for index in asked:
             talks[index].append({"role": "user", "content": questions[index].turns[turn]})
-        found, work = contestant.answer([talks[index] for index in asked], params)
+        times = None if setting.arrivals is None else arrival_times(len(asked), setting.arrivals, seed + turn)
+        found, work = contestant.answer([talks[index] for index in asked], params, times)
         for index, answer in zip(asked, found, strict=True):
             talks[index].append({"role": "assistant", "content": answer.text})
-        answers += found
-        total = Work(total.seconds + work.seconds, total.passes + work.passes, total.inside + work.inside)
+            answers.append((questions[index].category, answer))
+        total += work
     return answers, total
+
+
+def in_words(error: Exception) -> str:
+    """One line, as a row shows it."""
+    reason = " ".join(str(error).split())
+    return reason if isinstance(error, ValueError) and reason else f"{type(error).__name__}: {reason}".rstrip(": ")

@@ -1,4 +1,5 @@
-"""Prompts to measure with, in Spec-Bench's form: JSON lines with `question_id`, `category` and `turns`."""
+"""Prompts to measure with: JSON lines as Spec-Bench has them (`question_id`, `category`, `turns`), a plain text with a
+prompt in each line, or the small set that was written for this project."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ class Question:
     """What the user says; each is answered before the next is said."""
 
 
+BUILT_IN = Path(__file__).with_name("prompts.jsonl")
+
+
 def read_questions(
-    path: Path, *, per_category: int | None = None, limit: int | None = None, turns: int | None = None
+    path: Path = BUILT_IN, *, per_category: int | None = None, limit: int | None = None, turns: int | None = None
 ) -> list[Question]:
     """The first `per_category` of each category, and at most `limit`, in the order of the file; of each the first
     `turns`."""
@@ -27,19 +31,28 @@ def read_questions(
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text in UTF-8: name a file of JSON lines") from None
+        raise ValueError(f"{path} is not text in UTF-8: name a file of JSON lines, or of plain text") from None
+    plain = _is_plain(path, lines)
     found: list[Question] = []
     counts: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        question = _read(line, f"line {number} of {path}")
+        where = f"line {number} of {path}"
+        question = Question(str(number), "text", (line.strip(),)) if plain else _read(line, where)
         counts[question.category] = counts.get(question.category, 0) + 1
         if per_category is None or counts[question.category] <= per_category:
             found.append(replace(question, turns=question.turns[:turns]))
     if not found:
         raise ValueError(f"{path} has no questions: it needs JSON lines with question_id, category and turns")
     return found[:limit]
+
+
+def _is_plain(path: Path, lines: list[str]) -> bool:
+    """By its name, else by how it begins."""
+    if path.suffix in {".jsonl", ".json"}:
+        return False
+    return not next((line for line in lines if line.strip()), "").lstrip().startswith("{")
 
 
 def _read(line: str, where: str) -> Question:

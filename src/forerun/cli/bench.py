@@ -1,175 +1,280 @@
-"""`forerun bench`: drafters side by side on a set of prompts."""
+"""`forerun bench`: the referee. Methods side by side on a set of prompts, in a table, a file and a report."""
 
 from __future__ import annotations
 
-import json
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from forerun.cli.console import output, print_whole
+from forerun.bench.cases import Case, Setting, shown
+from forerun.cli.bench_options import Grid
+from forerun.cli.bench_tables import show
 from forerun.cli.files import check_writable, write_whole
 from forerun.cli.model_options import loading
-from forerun.cli.simulate import parse_list
 
 if TYPE_CHECKING:  # torch is loaded when a command needs it, not when the program starts
-    from forerun.bench.contest import Contest, Contestant, Method
+    from forerun.bench.contest import Contest
+    from forerun.bench.contestants import Contestant
+    from forerun.bench.store import Store
     from forerun.engine.loaded import LoadedModel
+
+INTERRUPTED = 130
+WHAT, LOAD, HOW, OUT = "What is compared", "Load", "How it is measured", "Results"
 
 
 def bench(
     *,
-    prompts: Annotated[Path, typer.Option(help="JSON lines with question_id, category and turns, as Spec-Bench has.")],
     drafters: Annotated[
-        str, typer.Option(help="Names with commas; also transformers and transformers-lookup.")
+        str,
+        typer.Option(help="Names or folders, with commas. Plain decoding (none) always runs.", rich_help_panel=WHAT),
     ] = "none,ngram",
     drafter_option: Annotated[
         list[str],
-        typer.Option(help="An option of one of the drafters; may be given again.", metavar="DRAFTER.KEY=VALUE"),
+        typer.Option(
+            help="An option of one of the drafters or peers; may be given again.",
+            metavar="DRAFTER.KEY=VALUE",
+            rich_help_panel=WHAT,
+        ),
     ] = [],  # noqa: B006  # typer copies it
-    model: Annotated[str, typer.Option(help="As for generate.")] = "smollm2-135m",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto")] = None,
-    per_category: Annotated[int | None, typer.Option(help="So many prompts of each category.")] = None,
-    limit: Annotated[int | None, typer.Option(help="So many prompts in all.")] = None,
-    turns: Annotated[int | None, typer.Option(help="So many turns of each conversation.", show_default="all")] = None,
-    batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1",
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token, 1 samples.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Keep the most likely tokens with this much probability.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text, whatever drafts.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 128,
-    repeat: Annotated[int, typer.Option(help="Rounds; figures are medians.")] = 3,
-    peer_rounds: Annotated[
-        int | None, typer.Option(help="transformers takes part in so many rounds only.", show_default="all")
+    rules: Annotated[
+        str, typer.Option(help="Verification rules, with commas; see `forerun rules`.", rich_help_panel=WHAT)
+    ] = "strongest",
+    trees: Annotated[
+        str,
+        typer.Option(
+            help='Trees, with semicolons: "own;5;3,2,1;dynamic:8,5,40". For drafters that have one.',
+            rich_help_panel=WHAT,
+        ),
+    ] = "own",
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            help="Other systems in the same run: all, or some of transformers, transformers-lookup, "
+            "transformers-assistant, vllm, vllm-lookup, openvino, openvino-lookup.",
+            rich_help_panel=WHAT,
+        ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    model: Annotated[str, typer.Option(help="As for generate.", rich_help_panel=WHAT)] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=WHAT)] = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto", rich_help_panel=WHAT)
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with question_id, category and turns, as Spec-Bench has, or a text with a prompt in each "
+            "line.",
+            show_default="a small set of 26",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
+    per_category: Annotated[
+        int | None, typer.Option(help="So many prompts of each category.", rich_help_panel=LOAD)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="So many prompts in all.", rich_help_panel=LOAD)] = None,
+    turns: Annotated[
+        int | None, typer.Option(help="So many turns of each conversation.", show_default="all", rich_help_panel=LOAD)
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes, with commas.", rich_help_panel=LOAD)] = "1",
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            help="Besides closed batches: requests a second, at random (Poisson) times; rates with commas.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
+    temperatures: Annotated[
+        str,
+        typer.Option(
+            "--temperatures",
+            "--temperature",
+            help="With commas; 0 takes the most likely token, 1 samples.",
+            rich_help_panel=LOAD,
+        ),
+    ] = "0",
+    top_p: Annotated[
+        float, typer.Option(help="Keep the most likely tokens with this much probability.", rich_help_panel=LOAD)
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same text, whatever drafts.", rich_help_panel=LOAD)
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer.", rich_help_panel=LOAD)] = 128,
+    repeat: Annotated[int, typer.Option(help="Rounds; figures are medians.", rich_help_panel=HOW)] = 3,
+    peer_rounds: Annotated[
+        int | None,
+        typer.Option(help="Peers take part in so many rounds only.", show_default="all", rich_help_panel=HOW),
+    ] = None,
+    warm_up: Annotated[
+        int, typer.Option(help="Tokens that each method writes before it is measured.", rich_help_panel=HOW)
+    ] = 16,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures to this file.", rich_help_panel=OUT)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write tables and plots to this .html, one page.", rich_help_panel=OUT)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the interrupted run in the --json file.", rich_help_panel=OUT)
+    ] = False,
 ) -> None:
-    """Drafters side by side: tokens per second, tokens per pass, speedup over plain decoding, and whether the text is
-    the same. Methods take turns on the same prompts; figures are medians over rounds.
+    """Methods side by side: speed, time to first token, tokens per pass, acceptance, memory, speedup over plain
+    decoding with what theory predicts beside it, and whether the text is the same. Methods take turns on the same
+    prompts; figures are medians over rounds. A method that fails is a row with its error.
 
     [bold]Examples[/]
 
-    Two drafters:  [green]forerun bench --prompts questions.jsonl --drafters none,ngram --per-category 5[/]
+    Two drafters:  [green]forerun bench --drafters ngram,suffix[/]
 
-    In batches, sampled:  [green]forerun bench --prompts questions.jsonl --batch 1,8 --temperature 0.8 --seed 1[/]
+    The whole grid:  [green]forerun bench --drafters eagle3 --trees "5;dynamic:8,5,40" --rules strongest,gumbel
+    --batch 1,8,32 --temperatures 0,1 --seed 1 --json run.json --report run.html[/]
 
-    Against transformers:  [green]forerun bench --prompts questions.jsonl --drafters transformers,none,ngram[/]
+    Go on with it after Ctrl-C:  [green]the same command with --resume[/]
+
+    Against others:  [green]forerun bench --peers transformers,transformers-lookup --prompts questions.jsonl[/]
+
+    As a server sees it:  [green]forerun bench --batch 8 --arrivals 0.5,2 --max-tokens 64[/]
     """
-    batches = parse_list("--batch", batch, int)
-    if min(batches) < 1 or repeat < 1 or (peer_rounds is not None and peer_rounds < 1):
-        raise ValueError("--batch, --repeat and --peer-rounds must be at least 1")
-    if json_file is not None:
-        check_writable(json_file)
-    names = list(dict.fromkeys(name.strip() for name in drafters.split(",") if name.strip()))
-    options = _options(names, drafter_option)
-    from forerun.bench.questions import read_questions
+    grid = Grid.read(drafters, peers, drafter_option, rules, trees, batch, temperatures, arrivals)
+    if repeat < 1 or (peer_rounds is not None and peer_rounds < 1) or warm_up < 0:
+        raise ValueError("--repeat and --peer-rounds must be at least 1, --warm-up at least 0")
+    if resume and json_file is None:
+        raise ValueError("--resume needs the file of the interrupted run: name it with --json")
+    for file in (json_file, report):
+        if file is not None:
+            check_writable(file)
+    from forerun.bench.questions import BUILT_IN, read_questions
+    from forerun.bench.store import refuse_unfinished
     from forerun.core.params import SamplingParams
 
-    questions = read_questions(prompts, per_category=per_category, limit=limit, turns=turns)
-    params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    if json_file is not None and not resume:
+        refuse_unfinished(json_file)
+    questions = read_questions(prompts or BUILT_IN, per_category=per_category, limit=limit, turns=turns)
+    params = SamplingParams(top_p=top_p, seed=seed, max_tokens=max_tokens)
     with loading(f"Loading {model}") as told:
         from forerun.bench.contest import Contest
-        from forerun.bench.provenance import provenance
         from forerun.engine.loaded import LoadedModel
+        from forerun.models.precision import parse_dtype
 
         loaded = LoadedModel.load(model, dtype=dtype, device=device, progress=told)
-    contest = Contest(questions, _methods(names, options, loaded, dtype, peer_rounds), params, batches, repeat)
-    arguments = {"drafters": names, "options": options, "model": model, "dtype": dtype, "questions": len(questions)}
-    arguments |= {"max_tokens": max_tokens, "turns": turns, "repeat": repeat, "top_p": top_p, "seed": seed}
-    arguments |= {"temperature": temperature, "batch": batches, "per_category": per_category, "limit": limit}
-    origin = provenance(arguments | {"peer_rounds": peer_rounds})  # of what is loaded now
-    rows = _run(contest)
-    console = output()
-    for size in batches:
-        print_whole(console, _table([row for row in rows if row["batch"] == size], size))
-    if json_file is not None:
-        write_whole(json_file, (json.dumps({"rows": rows, "provenance": origin}, indent=1) + "\n").encode())
+    contest = Contest(
+        questions,
+        grid.cases,
+        grid.settings,
+        _starter(grid, loaded, dtype),
+        params,
+        repeat,
+        rounds=lambda case: peer_rounds if grid.is_peer(case) else None,
+        ends=loaded.tokenizer.eos | loaded.target.eos,
+        warm_up=warm_up,
+        device=loaded.target.device,
+        seed=seed or 0,
+    )
+    arguments = grid.arguments() | {"model": shown(model), "dtype": dtype, "max_tokens": max_tokens}
+    arguments |= {"prompts": prompts.name if prompts else "built-in", "questions": len(questions), "turns": turns}
+    arguments |= {"per_category": per_category, "limit": limit, "repeat": repeat, "peer_rounds": peer_rounds}
+    arguments |= {"top_p": top_p, "seed": seed, "warm_up": warm_up, "prompts_digest": _digest(questions)}
+    arguments["precision"] = str(parse_dtype(dtype, loaded.target.device)).removeprefix("torch.")
+    store = _store(contest, json_file, arguments, grid, resume=resume)
+    complete = _run(contest, store)
+    _finish(store, report, complete=complete)
 
 
-def _options(names: list[str], given: list[str]) -> dict[str, dict[str, str]]:
-    """Checked before a model is loaded."""
-    from forerun.bench.peers import PEERS
-    from forerun.drafters.find import read_options
-
-    options: dict[str, dict[str, str]] = {name: {} for name in names}
-    for text in given:
-        key, equals, value = text.partition("=")
-        drafter, dot, option = key.rpartition(".")
-        if not (equals and dot and option):
-            raise ValueError(f"--drafter-option is {text!r}: write it as DRAFTER.KEY=VALUE")
-        if drafter not in options:
-            raise ValueError(f"--drafter-option names {drafter!r}, which is not among --drafters {','.join(names)}")
-        options[drafter][option] = value
-    for name in names:
-        if name not in PEERS:
-            read_options(name, options[name])
-    return options
-
-
-def _methods(
-    names: list[str], options: dict[str, dict[str, str]], model: LoadedModel, dtype: str, peer_rounds: int | None
-) -> list[Method]:
-    from forerun.bench.contest import Forerun, Method
-    from forerun.bench.peers import PEERS, Transformers
+def _starter(grid: Grid, model: LoadedModel, dtype: str) -> Callable[[Case, Setting], Contestant]:
+    from forerun.bench.contestants import Forerun
+    from forerun.bench.peers import Peers
     from forerun.engine.llm import LLM
     from forerun.models.precision import parse_dtype
 
-    def start(name: str, batch: int) -> Contestant:
-        return Forerun(LLM(model, name, drafter_options=options[name], max_batch=batch))
+    device = model.target.device
+    others = Peers(model.folder, model.tokenizer, parse_dtype(dtype, device), device, grid.options)
 
-    methods = []
-    for name in names:
-        if name in PEERS:
-            assert model.folder is not None
-            precision = parse_dtype(dtype, model.target.device)
-            peer = Transformers.load(model.folder, model.tokenizer, precision, PEERS[name])
-            methods.append(Method(name, partial(_same, peer), batches=False, rounds=peer_rounds))
-        else:
-            methods.append(Method(name, partial(start, name)))
-    return methods
-
-
-def _same(contestant: Contestant, batch: int) -> Contestant:
-    return contestant
-
-
-def _run(contest: Contest) -> list[dict[str, Any]]:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Measuring", total=contest.rounds())
-        return contest.run(lambda done: bar.update(task, advance=1, description=done))
-
-
-def _table(rows: list[dict[str, Any]], batch: int) -> Table:
-    """A line per method, the speedup in each category."""
-    categories = [
-        row["category"] for row in rows if row["drafter"] == rows[0]["drafter"] and row["category"] != "overall"
-    ]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), title=f"batch {batch}", title_justify="left")
-    for title in ("drafter", "tokens/s", "tokens/pass", "speedup", "identical", *categories):
-        table.add_column(title, justify="left" if title == "drafter" else "right", no_wrap=True)
-    for row in rows:
-        if row["category"] != "overall":
-            continue
-        own = {each["category"]: each for each in rows if each["drafter"] == row["drafter"]}
-        same = "" if row["identical_to_plain"] is None else f"{row['identical']}/{row['answers']}"
-        table.add_row(
-            row["drafter"],
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['tokens_per_pass']:.2f}",
-            _times(row["speedup"]),
-            same,
-            *(_times(own[category]["speedup"]) for category in categories),
+    def start(case: Case, setting: Setting) -> Contestant:
+        if grid.is_peer(case):
+            return others.start(case.drafter, setting)
+        return Forerun(
+            LLM(
+                model,
+                grid.given[case.drafter],
+                drafter_options=grid.options[case.drafter],
+                tree=case.tree or None,
+                rule=case.rule or None,
+                max_batch=setting.batch,
+            )
         )
-    return table
+
+    return start
 
 
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f}×"
+def _store(contest: Contest, file: Path | None, arguments: dict[str, Any], grid: Grid, *, resume: bool) -> Store:
+    from forerun.bench.peers import versions
+    from forerun.bench.provenance import provenance
+    from forerun.bench.rows import make_rows
+    from forerun.bench.store import Store, earlier_cells
+
+    origin = provenance(arguments, str(contest.device)) | {"peers": versions(grid.peers)}
+    seeded = contest.params.seed is not None
+    store = Store(
+        file,
+        origin,
+        lambda cells: make_rows(cells, contest.cases, contest.settings, contest.categories, seeded=seeded),
+        write_whole,
+    )
+    if resume and file is not None:
+        store.cells += earlier_cells(file, origin)
+    return store
+
+
+def _run(contest: Contest, store: Store) -> bool:
+    """Whether all of it was measured; Ctrl-C keeps what there is."""
+    console = Console(stderr=True)
+    most = max(setting.batch for setting in contest.settings)
+    if most > len(contest.questions):
+        console.print(
+            f"Batches of {most} are not filled by {len(contest.questions)} prompts: give more with --prompts."
+        )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        done = store.done
+        task = bar.add_task("Measuring", total=len(contest.plan()), completed=len(done))
+
+        def keep(cell: Any) -> None:
+            store.keep(cell)
+            bar.update(task, advance=1, description=f"{cell.place.case.label}, {cell.place.pool}")
+
+        try:
+            contest.run(keep, done)
+        except KeyboardInterrupt:
+            return False
+    return True
+
+
+def _finish(store: Store, report: Path | None, *, complete: bool) -> None:
+    store.save(complete=complete)
+    result = store.as_dict(complete=complete)
+    show(result["rows"])
+    if report is not None:
+        from forerun.bench.report import render
+
+        write_whole(report, render(result).encode())
+    console = Console(stderr=True, soft_wrap=True)
+    if not complete:
+        console.print(
+            "Interrupted. Figures above are of what was measured."
+            if store.path is None
+            else f"Interrupted. {store.path} has what was measured; the same command with --resume goes on."
+        )
+        raise typer.Exit(INTERRUPTED)
+    failed = list(dict.fromkeys(row["method"] for row in result["rows"] if row["error"]))
+    if failed:
+        console.print(f"Failed, with the reason in the row: {', '.join(failed)}.")
+        raise typer.Exit(1)
+
+
+def _digest(questions: list[Any]) -> str:
+    import hashlib
+
+    return hashlib.blake2b(repr(questions).encode(), digest_size=6).hexdigest()

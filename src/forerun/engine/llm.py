@@ -102,6 +102,12 @@ class LLM:
         """Of everything written so far."""
         return self._engine.statistics
 
+    @property
+    def cache_bytes(self) -> int:
+        """What the cache takes in memory."""
+        storage = self._engine.cache.storage
+        return storage.slots * storage.bytes_per_slot
+
     def tokens(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
         """What the model sees of a prompt. A text becomes a user's message where the model has a chat template, unless
         `chat` is False; lists of messages always go through the template."""

@@ -81,6 +81,14 @@ class Statistics:
     """Of all steps it took part in."""
     offered_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
+    began: float | None = None
+    """By `time.perf_counter`, as the next two: when its first step began."""
+    first: float | None = None
+    """When the step ended that gave its first token."""
+    last: float | None = None
+    """When its latest step ended."""
+    seconds_to_first: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Of the steps up to the first token, which are those that read the prompt."""
 
     @property
     def total_seconds(self) -> float:
@@ -105,6 +113,11 @@ class Statistics:
         for name, spent in seconds.items():
             self.seconds[name] += spent
         self.cache_peak = max(self.cache_peak, cache_used)
+        self.last = time.perf_counter()
+        if self.began is None:
+            self.began = self.last - sum(seconds.values())
+        if self.first is None and self.tokens:
+            self.first, self.seconds_to_first = self.last, dict(self.seconds)
 
     def count_verdict(self, drafted: int, accepted: int, refused_further: bool, tokens: int) -> None:
         """`refused_further` says that drafts stood where the accepted path ended."""

@@ -1,0 +1,99 @@
+"""Results in a file that is whole at any time: after each cell it holds everything that was measured so far.
+
+A run that was interrupted goes on from it, if it is the same run: the same prompts, settings, code and machine. Cells
+with an error are tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forerun.bench.cases import Place
+from forerun.bench.measures import Cell
+
+FORMAT = 2
+OFTEN = 2.0
+"""Seconds between two writings: small cells do not wait for the file each time."""
+SAME = ("forerun", "cpu", "threads", "device", "arguments")
+"""What of the provenance must not have changed when a run goes on; the commit neither."""
+
+
+@dataclass
+class Store:
+    path: Path | None
+    provenance: dict[str, Any]
+    rows_of: Callable[[Sequence[Cell]], list[dict[str, Any]]]
+    write: Callable[[Path, bytes], None]
+    cells: list[Cell] = field(default_factory=list)
+    _written: float = 0.0
+
+    @property
+    def done(self) -> set[Place]:
+        return {cell.place for cell in self.cells}
+
+    def keep(self, cell: Cell) -> None:
+        self.cells.append(cell)
+        if time.monotonic() - self._written > OFTEN:
+            self.save(complete=False)
+
+    def as_dict(self, *, complete: bool) -> dict[str, Any]:
+        rows = self.rows_of(self.cells)
+        cells = [cell.as_dict() for cell in self.cells]
+        return {
+            "format": FORMAT,
+            "complete": complete,
+            "rows": rows,
+            "provenance": self.provenance,
+            "cells": cells,
+        }
+
+    def save(self, *, complete: bool) -> None:
+        if self.path is not None:
+            self.write(self.path, (json.dumps(self.as_dict(complete=complete), indent=1) + "\n").encode())
+        self._written = time.monotonic()
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result file; refused where it is none."""
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        data = None
+    if not isinstance(data, dict) or not {"rows", "provenance"} <= data.keys():
+        raise ValueError(f"{path} is not a result of forerun bench: name another file")
+    return data
+
+
+def earlier_cells(path: Path, provenance: dict[str, Any]) -> list[Cell]:
+    """Those of an interrupted run that this one goes on with."""
+    data = read_result(path)
+    if data.get("format") != FORMAT:
+        raise ValueError(f"{path} was written by another version of forerun bench: measure again, into another file")
+    before = data["provenance"]
+    changed = [name for name in SAME if before[name] != provenance[name]]
+    if "arguments" in changed:
+        now = provenance["arguments"]
+        keys = [key for key in {**before["arguments"], **now} if before["arguments"].get(key) != now.get(key)]
+        told = ", ".join(f"{key} {before['arguments'].get(key)!r}, not {now.get(key)!r}" for key in keys)
+        raise ValueError(f"{path} was measured with {told}: use the same options, or another file")
+    if (before["git"] or {}).get("commit") != (provenance["git"] or {}).get("commit"):
+        changed.append("commit")
+    if changed:
+        raise ValueError(f"{path} was measured with another {', '.join(changed)}: measure again, into another file")
+    cells = [Cell.from_dict(cell) for cell in data["cells"]]
+    return [cell for cell in cells if cell.error is None]
+
+
+def refuse_unfinished(path: Path) -> None:
+    """An interrupted run is not overwritten by mistake."""
+    try:
+        unfinished = path.is_file() and not read_result(path).get("complete", True)
+    except ValueError:
+        return
+    if unfinished:
+        raise ValueError(f"{path} holds a run that was interrupted: add --resume to go on with it, or remove the file")

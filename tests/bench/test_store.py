@@ -1,0 +1,124 @@
+"""A run that is interrupted keeps what it measured, and goes on from there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.bench.cases import Place, Setting
+from forerun.bench.contest import Contest
+from forerun.bench.measures import Cell
+from forerun.bench.store import Store, earlier_cells, read_result, refuse_unfinished
+from tests.bench.scripted import Scripted, contest_of, rows_of, run
+
+ORIGIN: dict[str, Any] = {
+    "forerun": "1",
+    "cpu": "a",
+    "threads": 1,
+    "device": "cpu",
+    "arguments": {"seed": 1, "repeat": 2},
+    "git": {"commit": "c", "dirty": False},
+}
+
+
+def stored(contest: Contest, path: Path | None = None, origin: dict[str, Any] = ORIGIN) -> Store:
+    return Store(path, origin, rows_of(contest), _write)
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+
+@dataclass
+class Stopping:
+    """Ctrl-C after so many cells."""
+
+    store: Store
+    left: int
+
+    def __call__(self, cell: Cell) -> None:
+        self.store.keep(cell)
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def methods() -> dict[str, Scripted]:
+    return {"none": Scripted(20), "a": Scripted(40, per_pass=2), "broken": Scripted(fails_on="t")}
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 13])
+def test_resuming_measures_what_is_missing_and_nothing_else(tmp_path: Path, stop: int) -> None:
+    file = tmp_path / "run.json"
+    settings = (Setting(), Setting(4))
+    whole, _ = contest_of(methods(), *settings)
+    expected = rows_of(whole)(run(whole))
+    first, _ = contest_of(methods(), *settings)
+    begun = stored(first, file)
+    with pytest.raises(KeyboardInterrupt):
+        first.run(Stopping(begun, stop))
+    begun.save(complete=False)
+    assert read_result(file)["complete"] is False
+    with pytest.raises(ValueError, match="add --resume"):
+        refuse_unfinished(file)
+
+    again, _ = contest_of(methods(), *settings)
+    store = stored(again, file)
+    store.cells += earlier_cells(file, ORIGIN)
+    measured: list[Place] = []
+
+    def keep(cell: Cell) -> None:
+        measured.append(cell.place)
+        store.keep(cell)
+
+    before = store.done
+    again.run(keep, before)
+    assert not before & set(measured)
+    assert store.done == set(again.plan())
+    assert len(store.cells) == len(again.plan())
+    assert sum(cell.error is None for cell in begun.cells) == len(before)  # what failed is tried again
+    store.save(complete=True)
+    refuse_unfinished(file)
+    found = read_result(file)["rows"]
+    for row in [*found, *expected]:
+        row.pop("peak_bytes")
+    assert found == json.loads(json.dumps(expected))
+
+
+def test_cells_survive_the_file() -> None:
+    contest, _ = contest_of(methods(), Setting(), Setting(2, 0.5, 9.0))
+    for cell in run(contest):
+        assert Cell.from_dict(json.loads(json.dumps(cell.as_dict()))) == cell
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"arguments": {"seed": 2, "repeat": 2}}, "seed 1, not 2"),
+        ({"threads": 4}, "another threads"),
+        ({"git": {"commit": "d", "dirty": False}}, "another commit"),
+    ],
+)
+def test_another_run_is_not_gone_on_with(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    file = tmp_path / "run.json"
+    contest, _ = contest_of(methods())
+    stored(contest, file).save(complete=False)
+    assert earlier_cells(file, ORIGIN) == []
+    with pytest.raises(ValueError, match=words):
+        earlier_cells(file, ORIGIN | change)
+
+
+def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    for content in ("", "[]", "{}"):
+        file.write_text(content)
+        refuse_unfinished(file)  # there is no run in it to lose
+        with pytest.raises(ValueError, match="not a result"):
+            earlier_cells(file, ORIGIN)
+    file.write_text('{"rows": [], "provenance": {}}')
+    with pytest.raises(ValueError, match="another version"):
+        earlier_cells(file, ORIGIN)
