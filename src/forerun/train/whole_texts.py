@@ -22,7 +22,7 @@ from forerun.train.dense import States, causal, states
 
 
 @dataclass
-class TextRows:
+class WholeRows:
     """All tokens of texts [B, L], as rows."""
 
     tokens: Tensor  # [B · L]
@@ -50,7 +50,7 @@ class WholeTexts(Rows):
         cache = torch.empty(shape, dtype=self.model.dtype, device=tokens.device)
         storage = Storage([cache[0]] * len(config.layers), [cache[1]] * len(config.layers), None)
         self.length = length
-        normed, behind = self.states(TextRows(tokens.flatten(), rows % length, rows, bucket), storage)
+        normed, behind = self.states(WholeRows(tokens.flatten(), rows % length, rows, bucket), storage)
         return States(normed.view(count, length, -1), {n: s.view(count, length, -1) for n, s in behind.items()})
 
     def attend(

@@ -33,6 +33,7 @@ from forerun.train.methods.method import Task, figures, head_drafter, write_meth
 from forerun.train.methods.side import SideMethod
 from forerun.train.student import StudentShape, frozen, new_student, student_hf_config
 from forerun.train.texts import Text, TextBatch
+from forerun.train.whole_texts import taught
 
 LAMBDA = 0.2
 """What the heads count in the end."""
@@ -80,13 +81,12 @@ class BackboneMethod:
         self.weight = LAMBDA * math.sin(math.pi / 2 * done)
 
     def loss(self, batch: TextBatch) -> Loss:
-        with torch.no_grad():
-            taught = batch.at(states(self.original, batch.tokens).normed)
+        right = batch.at(taught(self.original, batch.tokens).normed)
         normed = states(self.module.backbone, batch.tokens).normed
         whole = self.original.head_rows()
-        ones = torch.ones(batch.laws, 1, device=taught.device)
-        apart = distance(batch.at(normed)[:, None], whole, Laws(taught, whole), ones)
-        ahead = self.first.ahead(batch, normed, taught)
+        ones = torch.ones(batch.laws, 1, device=right.device)
+        apart = distance(batch.at(normed)[:, None], whole, Laws(right, whole), ones)
+        ahead = self.first.ahead(batch, normed, right)
         told = {**figures(ahead), "heads": ahead.total.detach(), "apart": apart.total.detach()}
         return Loss(apart.total + self.weight * ahead.total, batch.laws, told)
 
@@ -114,8 +114,8 @@ def apart(original: Transformer, other: Transformer, texts: Sequence[Text]) -> A
     head, own = original.head_rows(), other.head_rows()
     for start in range(0, len(texts), AT_ONCE):
         batch = TextBatch.pack(texts[start : start + AT_ONCE], original.device)
-        taught, said = (batch.at(states(model, batch.tokens).normed) for model in (original, other))
+        right, said = (batch.at(taught(model, batch.tokens).normed) for model in (original, other))
         ones = torch.ones(batch.laws, 1, device=original.device)
-        found = distance(said[:, None], own, Laws(taught, head), ones)
+        found = distance(said[:, None], own, Laws(right, head), ones)
         places, kl, agreed = places + batch.laws, kl + float(found.total), agreed + float(found.agreed)
     return Apart(places, round(kl / max(1, places), 6), round(1 - agreed / max(1, places), 6))

@@ -69,8 +69,8 @@ class SideMethod:
         found = self.ahead(batch, normed, batch.at(normed))
         return Loss(found.total, batch.laws, figures(found))
 
-    def ahead(self, batch: TextBatch, normed: Tensor, taught: Tensor) -> Distance:
-        """How far the heads are from laws, of which the output head reads the states `taught` [W, H], where they
+    def ahead(self, batch: TextBatch, normed: Tensor, right: Tensor) -> Distance:
+        """How far the heads are from laws, of which the output head reads the states `right` [W, H], where they
         themselves read `normed` [B, L, H]."""
         made = self.heads.states(normed.to(self.heads.dtype))  # [B, L, K, H]
         x = torch.stack([batch.at(made[:, :, k], back=1 + k) for k in range(self.depth)], 1)  # [W, K, H]
@@ -78,7 +78,7 @@ class SideMethod:
         labels = None
         if self.soft < 1:
             labels = batch.labels if self._places is None else self._places[batch.labels]
-        return distance(x, self._rows, Laws(taught, self._rows, labels, self.soft), weights)
+        return distance(x, self._rows, Laws(right, self._rows, labels, self.soft), weights)
 
     def folder(self) -> HeadFolder:
         return HeadFolder(self.name, side_config(self.heads, self.hf), self.heads.trained())
