@@ -8,6 +8,24 @@ from __future__ import annotations
 from forerun.kernels.gpu.language import Value, constexpr, jit, tl
 
 
+@jit()
+def places(
+    rows: Value, length: Value, HEADS: constexpr, GROUP: constexpr, PAD: constexpr, SIZE: constexpr, ROWS: constexpr
+) -> Value:
+    """What a program takes: its rows, its head of keys, a head's dimensions; which rows and which of their queries there
+    are; and where queries and their logarithms lie."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    kv = tl.program_id(1)
+    group = tl.arange(0, PAD)
+    head = kv * GROUP + group
+    d = tl.arange(0, SIZE)
+    there = (row < rows)[:, None] & (group < GROUP)[None, :]
+    own = (row < rows)[:, None]
+    place = (row[:, None, None] * HEADS + head[None, :, None]) * SIZE + d[None, None, :]
+    log_place = ((row // length)[:, None] * HEADS + head[None, :]) * length + (row % length)[:, None]
+    return row, kv, d, own, there, place, log_place
+
+
 @jit("rows", "length")
 def join(
     q: Value,  # [rows, HEADS, SIZE]
@@ -27,16 +45,8 @@ def join(
     STEPS: constexpr,
     ROWS: constexpr,
 ) -> Value:
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    kv = tl.program_id(1)
-    group = tl.arange(0, PAD)
-    head = kv * GROUP + group
-    d = tl.arange(0, SIZE)
-    there = (row < rows)[:, None] & (group < GROUP)[None, :]
+    row, kv, d, own, there, place, log_place = places(rows, length, HEADS, GROUP, PAD, SIZE, ROWS)
     wide = there[:, :, None]
-    own = (row < rows)[:, None]
-    place = (row[:, None, None] * HEADS + head[None, :, None]) * SIZE + d[None, None, :]
-    log_place = ((row // length)[:, None] * HEADS + head[None, :]) * length + (row % length)[:, None]
     queries = tl.load(q + place, mask=wide, other=0.0).to(tl.float32)
     best = tl.load(text_log + log_place, mask=there, other=0.0)
     total = tl.full([ROWS, PAD], 1.0, tl.float32)
@@ -78,16 +88,8 @@ def part(
     ROWS: constexpr,
 ) -> Value:
     """The gradients of `join`, by the weights that all keys have together."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    kv = tl.program_id(1)
-    group = tl.arange(0, PAD)
-    head = kv * GROUP + group
-    d = tl.arange(0, SIZE)
-    there = (row < rows)[:, None] & (group < GROUP)[None, :]
+    row, kv, d, own, there, place, log_place = places(rows, length, HEADS, GROUP, PAD, SIZE, ROWS)
     wide = there[:, :, None]
-    own = (row < rows)[:, None]
-    place = (row[:, None, None] * HEADS + head[None, :, None]) * SIZE + d[None, None, :]
-    log_place = ((row // length)[:, None] * HEADS + head[None, :]) * length + (row % length)[:, None]
     queries = tl.load(q + place, mask=wide, other=0.0).to(tl.float32)
     log = tl.load(out_log + log_place, mask=there, other=0.0)
     given = tl.load(of_out + place, mask=wide, other=0.0).to(tl.float32)
