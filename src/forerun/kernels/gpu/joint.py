@@ -12,8 +12,8 @@ from forerun.kernels.gpu.language import Value, constexpr, jit, tl
 def places(
     rows: Value, length: Value, HEADS: constexpr, GROUP: constexpr, PAD: constexpr, SIZE: constexpr, ROWS: constexpr
 ) -> Value:
-    """What a program takes: its rows, its head of keys, a head's dimensions; which rows and which of their queries there
-    are; and where queries and their logarithms lie."""
+    """What a program takes: its rows, its head of keys, a head's dimensions; which rows and which of their queries
+    there are; and where queries and their logarithms lie."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     kv = tl.program_id(1)
     group = tl.arange(0, PAD)
