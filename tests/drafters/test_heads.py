@@ -214,7 +214,7 @@ def test_a_pass_that_broke_off_leaves_no_rows(monkeypatch: pytest.MonkeyPatch) -
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("bits", [6, 8, 16])
 @pytest.mark.parametrize("method", [*FEATURE, *SIDE])
 def test_a_folder_gives_back_what_was_trained(tmp_path: Path, method: str, bits: int) -> None:
     target = tiny()
@@ -227,7 +227,7 @@ def test_a_folder_gives_back_what_was_trained(tmp_path: Path, method: str, bits:
     assert loaded.ids is not None
     assert loaded.ids.tolist() == ids.tolist()
     for name, weight in made.state_dict().items():
-        step = weight.abs().max() / (200 if bits == 8 else 100)
+        step = weight.abs().max() / {6: 60, 8: 200, 16: 100}[bits]
         torch.testing.assert_close(loaded.state_dict()[name], weight, atol=float(step), rtol=0.0)
     with pytest.raises(ValueError, match="not draft"):
         read_head(tmp_path / "head", "draft")
@@ -243,6 +243,36 @@ def test_eight_bits_are_within_half_a_step() -> None:
     assert back["d2t"].tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="does not fit"):
         expanded({"w": small["w"], "w.scale": torch.ones(6)})
+
+
+def test_six_bits_are_four_numbers_in_three_bytes() -> None:
+    matrix = torch.randn(7, 32, generator=torch.Generator().manual_seed(0))
+    matrix[3] = 0
+    matrix[4, :4] = torch.tensor([31.0, -31.0, 1.0, 0.0])  # the first row whose largest number is known
+    matrix[4, 4:] = 2.0
+    small = reduced({"w": matrix}, 6)
+    assert (small["w"].dtype, small["w"].shape) == (torch.uint8, (7, 24))
+    assert small["w"][4, :3].tolist() == [63 << 2 | 0b10, 1 << 2 | 0b00, 33 << 2 | 0b00]  # 0 is 32 = 0b100000
+    back = expanded(small)["w"]
+    assert bool(((back - matrix).abs() <= matrix.abs().amax(1, keepdim=True) / 62 + 1e-6).all())
+    odd = reduced({"w": matrix[:, :31]}, 6)["w"]
+    assert odd.dtype == torch.int8, "what cannot be packed has 8 bits"
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_attention_heads": 6, "num_key_value_heads": "x"}, "num_key_value_heads is 'x'"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 4}, "cannot be shared out"),
+        ({"num_attention_heads": 3}, "made for another target"),
+    ],
+)
+def test_heads_that_cannot_be_are_refused(tmp_path: Path, said: dict[str, Any], complaint: str) -> None:
+    target = tiny()
+    write_head(tmp_path / "head", HeadFolder("eagle3", said, new_head("eagle3", target, heads=6).trained()))
+    with pytest.raises(ValueError, match=complaint):
+        load_head(read_head(tmp_path / "head"), target)
 
 
 def test_damaged_and_foreign_folders_are_refused(tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ SHAPES = (
 HEADS = 3
 
 
-def trained(method: str, target: Transformer, *, inner: int | None = None, ids: bool = True) -> HeadFolder:
+def trained(
+    method: str, target: Transformer, *, inner: int | None = None, heads: int | None = None, ids: bool = True
+) -> HeadFolder:
     """A drafter whose weights are not those it begins with."""
     chosen = torch.arange(0, target.vocab_size, 2) if ids else None
     generator = torch.Generator().manual_seed(5)
@@ -56,12 +58,14 @@ def trained(method: str, target: Transformer, *, inner: int | None = None, ids: 
     elif method in SIDE:
         tensors = new_side_heads(method, target, HEADS, ids=chosen).trained()
     else:
-        tensors = new_head(method, target, ids=chosen, inner=inner).trained()
+        tensors = new_head(method, target, ids=chosen, inner=inner, heads=heads).trained()
     noisy = {
         name: tensor if name == "d2t" else tensor + 0.2 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in tensors.items()
     }
     config = {"num_heads": HEADS, "intermediate_size": inner or target.config.intermediate_size}
+    if heads is not None:
+        config |= {"num_attention_heads": heads, "num_key_value_heads": heads}
     manifest = {
         "target": {"name": "small", "identity": weights_identity(target), "tokenizer": "t"},
         "calibration": {"accuracies": [[0.5]], "tau": 1.5, "trees": {"cpu": "3"}},
@@ -140,6 +144,17 @@ def test_another_mlp_and_the_whole_vocabulary(method: str, llamas: tuple[Transfo
     folder = trained(method, small, inner=80, ids=False)
     wide = enlarge_head(folder, small.config, large)
     assert wide.config["intermediate_size"] == 256  # 80 · 112 / 48, in steps of 128
+    same_drafts(folder, wide, small, large)
+
+
+@pytest.mark.parametrize("heads", [3, 20])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+def test_other_heads_of_attention(method: str, heads: int, llamas: tuple[Transformer, Transformer]) -> None:
+    """Fewer than the large target has, and more."""
+    small, large = llamas
+    folder = trained(method, small, heads=heads)
+    wide = enlarge_head(folder, small.config, large)
+    assert wide.config["num_attention_heads"] == wide.config["num_key_value_heads"] == max(heads, large.config.heads)
     same_drafts(folder, wide, small, large)
 
 

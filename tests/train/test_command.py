@@ -33,7 +33,7 @@ METHODS = {
     "eagle": ("--learning-rate", "3e-3"),
     "eagle3": ("--unroll", "3", "--learning-rate", "5e-3", "--draft-vocabulary", "192"),
     "medusa": ("--heads", "2", "--learning-rate", "2e-2", "--soft", "0.5"),
-    "mtp": ("--unroll", "3", "--learning-rate", "5e-3", "--bits", "8"),
+    "mtp": ("--unroll", "3", "--learning-rate", "5e-3", "--bits", "6", "--attention-heads", "3"),
     "parallel": ("--heads", "2", "--anchors", "8", "--learning-rate", "3e-2"),
 }
 Flags = Callable[[str], tuple[str, ...]]
@@ -258,7 +258,7 @@ def test_mistakes(run: Terminal, asking: Flags, tmp_path: Path, folder: Path, pr
     assert "--learning-rate is 0" in complaint(*flags, "--out", str(out), "--learning-rate", "0")
     assert "--time-limit is 0" in complaint(*flags, "--out", str(out), "--time-limit", "0")
     assert "--bits is 8: a draft with matrices of its own" in complaint(*flags, "--out", str(out), "--bits", "8")
-    assert "--bits is 12: give 16 or 8" in complaint(*flags, "--out", str(out), "--bits", "12")
+    assert "--bits is 12: give 16, 8 or 6" in complaint(*flags, "--out", str(out), "--bits", "12")
     assert "draft has no option --heads: it has --layers, --hidden" in complaint(
         *flags, "--out", str(out), "--heads", "2"
     )

@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from forerun.models.config import Layer
+from forerun.models.heads.feature_head import load_head
 from forerun.models.heads.files import HeadFolder, read_head
 from forerun.models.heads.shared_draft import frozen_shared_draft, new_shared_draft
 from forerun.models.transformer import Transformer
 from forerun.train.methods.draft import DraftMethod, SharedDraftMethod
+from forerun.train.methods.feature import FeatureMethod
 from forerun.train.methods.find import METHODS, method_options, new_method
 from forerun.train.methods.method import Method, Task
 from forerun.train.student import StudentShape
 from forerun.train.texts import Text, TextBatch
+from forerun.train.whole_texts import taught
 from tests.models.rows import VOCABULARY, config, tiny
 
 TARGET = config(4, 2, 16, layers=(Layer(), Layer(), Layer(), Layer()))
@@ -65,7 +68,7 @@ def test_half_precision_is_close(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("bits", [6, 8, 16])
 def test_one_may_go_on_from_another(name: str, bits: int, tmp_path: Path) -> None:
     """Also with texts by which it would have chosen another draft vocabulary."""
     target = tiny(TARGET, dtype=torch.float32)
@@ -80,10 +83,42 @@ def test_one_may_go_on_from_another(name: str, bits: int, tmp_path: Path) -> Non
     others = [Text.of([1, 2], [VOCABULARY - 1 - n for n in range(20)])]
     task = Task(target, HF, Path(), others, seed=9, begin=begun)
     second = new_method(name, method_options(name, fitting), task)
-    rows = dict(second.module.named_parameters())
-    for key, weight in first.module.named_parameters():  # those that stay are the target's, cut to the vocabulary
-        allowed = weight.detach().abs().amax(-1, keepdim=True) / 100
-        assert bool(((rows[key] - weight).abs() <= allowed).all()), key
+    second.write(tmp_path / "second", {}, 16)
+    rows = read_head(tmp_path / "second", name).tensors
+    first.write(tmp_path / "first", {}, 16)
+    for key, before in read_head(tmp_path / "first", name).tensors.items():
+        allowed = before.float().abs().amax(-1, keepdim=True) / (40 if bits == 6 else 80)
+        assert bool(((rows[key].float() - before.float()).abs() <= allowed).all()), key
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_what_is_learned_of_sized_inputs_reads_them_as_they_are(name: str, tmp_path: Path) -> None:
+    """States and embeddings are brought to one size by powers of two; the head that is written makes the same of what
+    they were."""
+    target = tiny(TARGET, dtype=torch.float32)
+    with torch.no_grad():
+        target.get_parameter("model.norm.weight").mul_(40)
+        for part in ("self_attn.o_proj", "mlp.down_proj"):
+            target.get_parameter(f"model.layers.1.{part}.weight").mul_(40)
+    learner = method(name, target, attention_heads=6)
+    assert isinstance(learner, FeatureMethod)
+    assert learner._louder > 1 if name == "eagle" else len(set(learner._sizes.values())) > 1
+    states = taught(target, TextBatch.pack(texts()).tokens, learner.head.taps).behind
+    sized = [float((states[tap] / size).square().mean().sqrt()) for tap, size in learner._sizes.items()]
+    assert all(0.4 < size < 2.5 for size in sized)
+    learner.write(tmp_path / "head", {}, 16)
+    written = load_head(read_head(tmp_path / "head"), target)
+    assert (written.config.heads, written.config.kv_heads) == (6, 6)
+    embedding = target.embed(torch.arange(6))
+    state = torch.randn(6, 64, generator=torch.Generator().manual_seed(3))
+    if name == "eagle3":
+        found = (
+            written.fuse(states),
+            learner.head.fuse({tap: state / learner._sizes[tap] for tap, state in states.items()}),
+        )
+    else:
+        found = written.combine(embedding, state)[0], learner.head.combine(learner._louder * embedding, state)[0]
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2 * float(found[0].std()))
 
 
 def test_a_draft_with_its_own_matrices_cannot_go_on_from_another() -> None:

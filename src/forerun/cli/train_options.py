@@ -63,7 +63,16 @@ class ShapeOptions:
         int | None,
         typer.Option(
             min=1,
-            help="eagle, eagle3, mtp: the width of the MLP.",
+            help="eagle, eagle3, mtp: the width of the MLP; blockwise: that of the hidden layer.",
+            show_default="the target's",
+            rich_help_panel=SHAPE,
+        ),
+    ] = None
+    attention_heads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="eagle, eagle3, mtp: heads of attention, each with its own keys.",
             show_default="the target's",
             rich_help_panel=SHAPE,
         ),
@@ -177,7 +186,7 @@ class TrainOptions:
     ] = 5
     seed: Annotated[int, typer.Option(min=0, help="Of answers, order and first weights.", rich_help_panel=LEARNING)] = 0
     bits: Annotated[
-        int, typer.Option(min=8, max=16, help="In which weights are stored, 16 or 8.", rich_help_panel=LEARNING)
+        int, typer.Option(min=6, max=16, help="In which weights are stored, 16, 8 or 6.", rich_help_panel=LEARNING)
     ] = 16
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.", rich_help_panel=DATA)] = 256
     longest: Annotated[
@@ -221,8 +230,8 @@ class TrainOptions:
         chosen = next((name for name in OPTIMIZERS if name == self.optimizer), None)
         if chosen is None:
             raise ValueError(f"there is no optimizer {self.optimizer!r}: use one of {', '.join(OPTIMIZERS)}")
-        if self.bits not in (8, 16):
-            raise ValueError(f"--bits is {self.bits}: give 16 or 8")
+        if self.bits not in (6, 8, 16):
+            raise ValueError(f"--bits is {self.bits}: give 16, 8 or 6")
         return Settings(
             method=method,
             options=method_options(method, shape.given()),

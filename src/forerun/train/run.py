@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 from forerun.drafters.draft_model import DraftModel, load_draft
 from forerun.drafters.find import Setup
 from forerun.drafters.multi_draft import MultiDraft
@@ -153,8 +155,10 @@ class Run:
             and any(layer.experts for layer in self.target.config.layers)
         ):
             raise ValueError("--backbone: the target has experts, through which its layers cannot learn: leave it out")
-        if settings.bits == 8 and isinstance(shape, StudentShape) and not shape.shares(self.target.config):
-            raise ValueError("--bits is 8: a draft with matrices of its own is read as other models are, so give 16")
+        if settings.bits < 16 and isinstance(shape, StudentShape) and not shape.shares(self.target.config):
+            raise ValueError(
+                f"--bits is {settings.bits}: a draft with matrices of its own is read as other models are, so give 16"
+            )
 
     def _begun(self, path: Path) -> HeadFolder:
         folder = read_head(path, self.settings.method)
@@ -209,7 +213,9 @@ class Run:
         loop = Loop(method, texts, self.settings.loop, partial(self.measure, method), place, self.processes, tell)
         if place.exists():
             loop.resume()
-        return loop.run()
+        # cuDNN's attention makes a plan for every shape it has not met, 90 ms each, and every batch has its own.
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            return loop.run()
 
     def measure(self, method: Method) -> float:
         return tokens_per_pass(

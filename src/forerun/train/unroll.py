@@ -23,9 +23,10 @@ from forerun.models.transformer import DecoderLayer, SelfAttention
 from forerun.train.dense import causal, through, turns_of
 
 
-def unroll(head: FeatureHead, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
+def unroll(head: FeatureHead, tokens: Tensor, features: Tensor, steps: int, *, louder: float = 1.0) -> list[Tensor]:
     """tokens [B, L], features [B, L, H] as `head.fuse` gives them → for each step [B, L − 1, H], what the head makes of
-    its rows. Rows of a step that would have tokens behind the last one mean nothing."""
+    its rows. Rows of a step that would have tokens behind the last one mean nothing. Embeddings are multiplied by
+    `louder`."""
     layer = head.model.layers[0]
     assert isinstance(layer, DecoderLayer)
     rows = tokens.shape[1] - 1
@@ -35,7 +36,7 @@ def unroll(head: FeatureHead, tokens: Tensor, features: Tensor, steps: int) -> l
     made: list[Tensor] = []
     for step in range(steps):
         with torch.no_grad():
-            embedding = head.embed(tokens[:, (places + 1 + step).clamp_max(rows)]).to(state.dtype)
+            embedding = louder * head.embed(tokens[:, (places + 1 + step).clamp_max(rows)]).to(state.dtype)
         x, beside = head.combine(embedding, state)
         # The sum that the layer adds to is kept in full precision, whatever its products are computed in.
         x = x.to(torch.promote_types(x.dtype, head.dtype))

@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.models.config import ModelConfig
 from forerun.models.enlarge import STEP, Places, enlarged_config, scales_between
 from forerun.models.heads import feature_head, side_heads
-from forerun.models.heads.feature_head import PUBLISHED, FeatureHead, default_taps, head_config
+from forerun.models.heads.feature_head import PUBLISHED, FeatureHead, default_taps, head_config, sizes
 from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.vocabulary import from_offsets
 from forerun.models.identity import BESIDE_THE_WEIGHTS, weights_identity
@@ -84,29 +84,37 @@ def _manifest(folder: HeadFolder, large: Transformer, name: str, seed: int) -> d
 
 def _side_tensors(folder: HeadFolder, narrow: int, wide: int, noise: Noise) -> dict[str, Tensor]:
     stream = Axis.first(narrow, wide)
+    bias = folder.tensors.get("hidden.bias")
+    units = stream if bias is None or len(bias) == narrow else Axis.first(len(bias), len(bias) * wide // narrow)
     numbers = {name: tensor for name, tensor in folder.tensors.items() if name not in NOT_NUMBERS}
-    for name, tensor in numbers.items():
-        square = tensor.dim() == 1 or folder.method == "parallel" or tensor.shape[0] == narrow
-        if tensor.shape[-1] != narrow or not square:
-            raise ValueError(_another(folder, name))
-    return folder.tensors | {name: _beside(name, tensor, stream, noise) for name, tensor in numbers.items()}
+    made = {name: _beside(folder, name, tensor, stream, units, noise) for name, tensor in numbers.items()}
+    return folder.tensors | made
 
 
-def _beside(name: str, tensor: Tensor, stream: Axis, noise: Noise) -> Tensor:
-    """A tensor of Medusa's, of blockwise decoding's or of PaSS's, whose names do not overlap."""
+def _beside(folder: HeadFolder, name: str, tensor: Tensor, stream: Axis, units: Axis, noise: Noise) -> Tensor:
+    """A tensor of Medusa's, of blockwise decoding's or of PaSS's."""
     match name.split("."):
         case ["blocks", _, "layers", _, "weight"]:  # adds to the stream
-            return widen_matrix(tensor, stream.closed(), stream, noise)
+            sides = stream.closed(), stream
         case ["hidden", "weight"]:  # units that the outputs read
-            return widen_matrix(tensor, stream, stream, noise)
+            sides = units, stream
         case ["outputs", _, "weight"]:
-            return widen_matrix(tensor, stream.closed(), stream.closed(), noise)
-        case ["blocks", _, "layers", _, "bias"] | ["hidden", "bias"]:
-            return widen_vector(tensor, stream, noise)
+            sides = stream.closed(), (stream if folder.method == "medusa" else units).closed()
         case ["look_ahead", "weight"]:
             rows = tensor.shape[0]
-            return widen_matrix(tensor, Axis.first(rows, rows), stream.closed(), noise)
-    raise ValueError(f"the drafter has a tensor {name}, which cannot be enlarged: train it again")
+            sides = Axis.first(rows, rows), stream.closed()
+        case ["blocks", _, "layers", _, "bias"] | ["hidden", "bias"]:
+            _check_sides(folder, name, tensor, axis := units if name.startswith("hidden") else stream)
+            return widen_vector(tensor, axis, noise)
+        case _:
+            raise ValueError(f"the drafter has a tensor {name}, which cannot be enlarged: train it again")
+    _check_sides(folder, name, tensor, *sides)
+    return widen_matrix(tensor, *sides, noise)
+
+
+def _check_sides(folder: HeadFolder, name: str, tensor: Tensor, *sides: Axis) -> None:
+    if tensor.shape != tuple(int(side.taken.sum()) for side in sides):
+        raise ValueError(_another(folder, name))
 
 
 # --- heads that go on from state to state ----------------------------------------------------------------------
@@ -116,13 +124,14 @@ def _feature_head(
     folder: HeadFolder, small: ModelConfig, large: ModelConfig, noise: Noise
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     method, config = folder.method, dict(folder.config)
-    prefix = feature_head.MTP_PREFIX if method == "mtp" else ""
     offsets, published = folder.tensors.get("d2t"), bool(config.get(PUBLISHED))
     ids = None if offsets is None else from_offsets(offsets, small.vocab_size)
-    gate = folder.tensors.get(f"{prefix}layers.0.mlp.gate_proj.weight")
-    inner = small.intermediate_size if gate is None else gate.shape[0]
-    narrow = head_config(method, small, ids, inner, published=published)
-    wide = head_config(method, large, ids, _inner(inner, small, large), published=published)
+    inner, heads = sizes(folder)
+    inner = inner or small.intermediate_size
+    narrow = head_config(method, small, ids, inner, heads, published=published)
+    wide = head_config(
+        method, large, ids, _inner(inner, small, large), _heads(heads, small, large), published=published
+    )
     taps = tuple(config.pop(TAPS, ())) or (default_taps(len(small.layers)) if method == "eagle3" else None)
     with torch.device("meta"):
         head = FeatureHead(method, narrow, Transformer(small), ids, taps, published)
@@ -155,6 +164,14 @@ def _inner(inner: int, small: ModelConfig, large: ModelConfig) -> int:
         return large.intermediate_size
     wanted = -(-inner * large.intermediate_size // small.intermediate_size)
     return max(inner, -(-wanted // STEP) * STEP)
+
+
+def _heads(heads: tuple[int, int] | None, small: ModelConfig, large: ModelConfig) -> tuple[int, int] | None:
+    """As many as the target has; where the small head has its own number, each with its own keys, so does the large."""
+    if heads is None or heads == (small.heads, small.kv_heads):
+        return None
+    count = max(heads[0], large.heads)
+    return count, count
 
 
 def _placed(name: str, tensor: Tensor, places: Places, scales: dict[str, float], noise: Noise) -> Tensor:

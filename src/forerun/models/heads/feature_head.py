@@ -46,10 +46,17 @@ PLAIN: dict[str, Any] = {
 
 
 def head_config(
-    method: str, target: ModelConfig, ids: Tensor | None, inner: int | None = None, *, published: bool = False
+    method: str,
+    target: ModelConfig,
+    ids: Tensor | None,
+    inner: int | None = None,
+    heads: tuple[int, int] | None = None,
+    *,
+    published: bool = False,
 ) -> ModelConfig:
-    """A head for a target: one dense layer of its sizes. `ids` is the draft vocabulary, `inner` another MLP width. A
-    head that was published with the target has the biases and norms of the target's own layers."""
+    """A head for a target: one dense layer of its sizes. `ids` is the draft vocabulary, `inner` another MLP width,
+    `heads` are other numbers of attention heads, of queries and of keys. A head that was published with the target has
+    the biases and norms of the target's own layers."""
     assert method in METHODS
     turned = next(
         (layer for layer in target.layers if layer.rope is not None and layer.window is None), target.layers[0]
@@ -58,6 +65,8 @@ def head_config(
         target,
         vocab_size=target.vocab_size if ids is None else ids.shape[0],
         intermediate_size=inner or target.intermediate_size,
+        heads=target.heads if heads is None else heads[0],
+        kv_heads=target.kv_heads if heads is None else heads[1],
         layers=(Layer(rope=turned.rope),),
         tied=False,
         embedding_scale=1.0,  # the target's own embedding has it
@@ -164,12 +173,13 @@ def new_head(
     *,
     ids: Tensor | None = None,
     inner: int | None = None,
+    heads: int | None = None,
     taps: tuple[int, ...] | None = None,
     seed: int = 0,
 ) -> FeatureHead:
     """A head to be trained, in float32. Its layer begins as the target's last where the sizes agree; what brings token
-    and state together begins by handing the state on."""
-    config = head_config(method, target.config, ids, inner)
+    and state together begins by handing the state on. `heads` of attention have each their own keys."""
+    config = head_config(method, target.config, ids, inner, None if heads is None else (heads, heads))
     head = FeatureHead(method, config, target, ids, taps)
     generator = torch.Generator().manual_seed(seed)
     theirs = dict(target.named_parameters())
@@ -216,11 +226,8 @@ def load_head(folder: HeadFolder, target: Transformer) -> FeatureHead:
     method = folder.method
     offsets = folder.tensors.get("d2t")
     ids = None if offsets is None else from_offsets(offsets, target.vocab_size)
-    inner = folder.config.get("intermediate_size")
-    if inner is not None and (type(inner) is not int or inner < 1):
-        raise ValueError(f"{folder.path}: config.json says intermediate_size is {inner!r}: train the drafter again")
     published = bool(folder.config.get(PUBLISHED))
-    config = head_config(method, target.config, ids, inner, published=published)
+    config = head_config(method, target.config, ids, *sizes(folder), published=published)
     listed = folder.config.get("eagle_aux_hidden_state_layer_ids")
     taps = None if listed is None else _taps(listed, len(target.config.layers), f"{folder.path}")
     with torch.device("meta"):
@@ -241,6 +248,25 @@ def load_head(folder: HeadFolder, target: Transformer) -> FeatureHead:
     if ids is not None:
         head.ids = ids.to(target.device)
     return head.requires_grad_(False).eval()
+
+
+def sizes(folder: HeadFolder) -> tuple[int | None, tuple[int, int] | None]:
+    """The width of its MLP and its numbers of heads, as config.json says; None where it says nothing."""
+    inner, heads, kv_heads = (
+        folder.config.get(name) for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads")
+    )
+    for name, size in (("intermediate_size", inner), ("num_attention_heads", heads), ("num_key_value_heads", kv_heads)):
+        if size is not None and (type(size) is not int or size < 1):
+            raise ValueError(f"{folder.path}: config.json says {name} is {size!r}: train the drafter again")
+    if heads is None:
+        return inner, None
+    kv_heads = heads if kv_heads is None else kv_heads
+    if heads % kv_heads:
+        raise ValueError(
+            f"{folder.path}: config.json says that {kv_heads} heads of keys serve {heads} of queries, which cannot be "
+            "shared out evenly: train the drafter again"
+        )
+    return inner, (heads, kv_heads)
 
 
 def _taps(listed: object, layers: int, where: str) -> tuple[int, ...]:
@@ -268,6 +294,8 @@ def hf_config(head: FeatureHead, target: Mapping[str, Any]) -> dict[str, Any]:
         "model_type": "llama",
         "num_hidden_layers": 1,
         "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
         "draft_vocab_size": config.vocab_size,

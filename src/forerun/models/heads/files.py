@@ -1,9 +1,9 @@
 """The folder of a trained drafter: config.json, model.safetensors and forerun.json.
 
-Tensors have the names that other engines give them. A matrix may be stored in 8 bits, as `NAME` with a scale for each
-row in `NAME.scale`: a quarter of the size of float32, and the drafts hardly change, since rounding is far below what a
-head is wrong by anyway. forerun.json says which method it is, which target it was made for, how it was trained and
-what was measured since.
+Tensors have the names that other engines give them. A matrix may be stored in 8 or in 6 bits, as `NAME` with a scale
+for each row in `NAME.scale`: a fraction of the size of float32, and the drafts hardly change, since rounding is far
+below what a head is wrong by anyway. 8 bits are int8; 6 bits are uint8, four numbers in three bytes. forerun.json says
+which method it is, which target it was made for, how it was trained and what was measured since.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from forerun.models.fields import read_json
 from forerun.models.store import MANIFEST, fresh_file, fresh_folder
 
 SCALE = ".scale"
-LEVELS = 127
+LEVELS = {8: 127, 6: 31}
+"""The largest number, by bits."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,9 @@ def read_head(folder: Path, method: str | None = None) -> HeadFolder:
 
 
 def write_head(out: Path, head: HeadFolder, *, bits: int = 16) -> None:
-    """All of it or nothing; matrices in bfloat16 or in 8 bits."""
-    tensors = reduced(head.tensors) if bits == 8 else {name: _half(tensor) for name, tensor in head.tensors.items()}
+    """All of it or nothing; matrices in bfloat16, or in 8 or 6 bits."""
+    few = bits in LEVELS
+    tensors = reduced(head.tensors, bits) if few else {name: _half(tensor) for name, tensor in head.tensors.items()}
     with fresh_folder(out) as part:
         (part / WEIGHTS).write_bytes(save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"}))
         _write_json(part / "config.json", head.config)
@@ -110,16 +112,19 @@ def update_manifest(folder: Path, **entries: Any) -> None:
         part.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
 
 
-def reduced(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices of floats in 8 bits, each row with its scale; the rest in bfloat16 or as it is."""
+def reduced(tensors: Mapping[str, Tensor], bits: int = 8) -> dict[str, Tensor]:
+    """Matrices of floats in 8 bits or 6, each row with its scale; the rest in bfloat16 or as it is."""
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() != 2 or not tensor.is_floating_point():
             small[name] = _half(tensor)
             continue
         wide = tensor.detach().to("cpu", torch.float32)
-        scale = (wide.abs().amax(1) / LEVELS).clamp_min(1e-30)
-        small[name] = (wide / scale[:, None]).round().clamp(-LEVELS, LEVELS).to(torch.int8)
+        packs = bits == 6 and wide.shape[1] % 4 == 0
+        most = LEVELS[6 if packs else 8]
+        scale = (wide.abs().amax(1) / most).clamp_min(1e-30)
+        whole = (wide / scale[:, None]).round().clamp(-most, most).to(torch.int8)
+        small[name] = _packed(whole) if packs else whole
         small[name + SCALE] = scale
     return small
 
@@ -134,10 +139,25 @@ def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if scale is None:
             whole[name] = tensor
             continue
-        if tensor.dtype != torch.int8 or scale.shape != tensor.shape[:1]:
+        packed = tensor.dtype == torch.uint8 and tensor.dim() == 2 and tensor.shape[1] % 3 == 0
+        if not (packed or tensor.dtype == torch.int8) or scale.shape != tensor.shape[:1]:
             raise ValueError(f"the scale of {name} does not fit it: fetch or train the drafter again")
-        whole[name] = tensor.float() * scale.float()[:, None]
+        whole[name] = (_unpacked(tensor) if packed else tensor).float() * scale.float()[:, None]
     return whole
+
+
+def _packed(numbers: Tensor) -> Tensor:
+    """Numbers from -31 to 31, [R, 4 C] → [R, 3 C]: the first three each begin a byte, and the fourth has the two bits
+    that each of them leaves."""
+    a, b, c, d = (numbers.int() + 32).to(torch.uint8).view(len(numbers), -1, 4).unbind(2)
+    return torch.stack([a << 2 | d >> 4, b << 2 | d >> 2 & 3, c << 2 | d & 3], 2).flatten(1)
+
+
+def _unpacked(packed: Tensor) -> Tensor:
+    parts = packed.view(len(packed), -1, 3)
+    low = (parts & 3).unbind(2)
+    last = low[0] << 4 | low[1] << 2 | low[2]
+    return (torch.cat([parts >> 2, last[:, :, None]], 2).int() - 32).flatten(1)
 
 
 def _half(tensor: Tensor) -> Tensor:

@@ -3,8 +3,12 @@
 Head k reads the state that the target's own output head reads, and guesses the token k + 1 places behind the one that
 state gives. Each makes a state of its own and hands it to the target's output head, cut to the draft vocabulary:
 
-    medusa      x + SiLU(W x + b), one block a head                                    (Cai et al., 2024)
+    medusa      A_k (x + SiLU(W_k x + b_k))                                            (Cai et al., 2024)
     blockwise   x + V_k ReLU(W x + b), a hidden layer that all heads share, V_k its own  (Stern et al., 2018)
+
+Medusa gives every head an output matrix of its own. Here that is the target's, E, with a square matrix before it: E A_k
+is as large as E, and A_k is what there is to store. Without it (A_k = 1; in folders that have none) a head can hardly
+take anything away from x, since SiLU is never far below zero.
 """
 
 from __future__ import annotations
@@ -36,19 +40,24 @@ class MedusaBlock(nn.Module):
 
 
 class SideHeads(nn.Module):
-    def __init__(self, method: str, target: Transformer, count: int, ids: Tensor | None = None) -> None:
-        """`count` heads; `ids` is the draft vocabulary."""
+    def __init__(
+        self, method: str, target: Transformer, count: int, ids: Tensor | None = None, inner: int | None = None
+    ) -> None:
+        """`count` heads; `ids` is the draft vocabulary, `inner` the width of blockwise's hidden layer, the target's
+        where None; for medusa 0 leaves the square matrices out."""
         super().__init__()
         assert method in METHODS
-        self.method, self.count, self.ids = method, count, ids
+        self.method, self.count, self.ids, self.inner = method, count, ids, inner
         self.layer = len(target.config.layers)
         """Whose states are read: behind the last layer, before the final norm."""
         hidden = target.config.hidden_size
         if method == "medusa":
             self.blocks = nn.ModuleList(MedusaBlock(hidden) for _ in range(count))
+            width, squares = hidden, 0 if inner == 0 else count
         else:
-            self.hidden = nn.Linear(hidden, hidden)
-            self.outputs = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(count))
+            width, squares = inner or hidden, count
+            self.hidden = nn.Linear(hidden, width)
+        self.outputs = nn.ModuleList(nn.Linear(width, hidden, bias=False) for _ in range(squares))
         self.lm_head = nn.Linear(hidden, target.vocab_size if ids is None else ids.shape[0], bias=False)
         self._target_norm = [target.model.norm]  # in a list, which hides it from PyTorch: it is not ours to train
 
@@ -68,7 +77,10 @@ class SideHeads(nn.Module):
     def states(self, x: Tensor) -> Tensor:
         """x [..., H], what the target's own head reads → [..., K, H]."""
         if self.method == "medusa":
-            return torch.stack([block(x) for block in self.blocks], -2)
+            made = [block(x) for block in self.blocks]
+            if self.outputs:
+                made = [output(each) for output, each in zip(self.outputs, made, strict=True)]
+            return torch.stack(made, -2)
         shared = functional.relu(self.hidden(x))
         return torch.stack([x + output(shared) for output in self.outputs], -2)
 
@@ -87,15 +99,23 @@ class SideHeads(nn.Module):
 
 
 def new_side_heads(
-    method: str, target: Transformer, count: int, *, ids: Tensor | None = None, seed: int = 0
+    method: str,
+    target: Transformer,
+    count: int,
+    *,
+    ids: Tensor | None = None,
+    inner: int | None = None,
+    seed: int = 0,
 ) -> SideHeads:
     """Heads to be trained, in float32. At first each says what the target's own head says."""
-    heads = SideHeads(method, target, count, ids)
+    heads = SideHeads(method, target, count, ids, inner)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in heads.named_parameters():
             if name == "hidden.weight":  # the layer behind it begins as zeros, so this one must not
                 weight.copy_(torch.randn(weight.shape, generator=generator) * SPREAD)
+            elif method == "medusa" and name.startswith("outputs"):
+                nn.init.eye_(weight)
             else:
                 weight.zero_()
     heads.lm_head.weight = nn.Parameter(target.head_rows(ids).float().clone(), requires_grad=False)
@@ -109,8 +129,13 @@ def load_side_heads(folder: HeadFolder, target: Transformer) -> SideHeads:
     count = folder.config.get("num_heads")
     if type(count) is not int or not 1 <= count <= 64:
         raise ValueError(f"{folder.path}: config.json says num_heads is {count!r}: train the drafter again")
+    if folder.method == "medusa":
+        inner = None if "outputs.0.weight" in folder.tensors else 0
+    else:
+        units = folder.tensors.get("hidden.bias")
+        inner = None if units is None else len(units)
     with torch.device("meta"):
-        heads = SideHeads(folder.method, target, count, ids)
+        heads = SideHeads(folder.method, target, count, ids, inner)
     weights: dict[str, Tensor] = {"lm_head.weight": target.head_rows(ids)}
     for name, like in heads.state_dict().items():
         if name in weights:
@@ -125,7 +150,7 @@ def load_side_heads(folder: HeadFolder, target: Transformer) -> SideHeads:
 def frozen_side_heads(heads: SideHeads, target: Transformer) -> SideHeads:
     """A copy to draft with, as the heads are now, in the target's precision."""
     with torch.device("meta"):
-        copy = SideHeads(heads.method, target, heads.count, heads.ids)
+        copy = SideHeads(heads.method, target, heads.count, heads.ids, heads.inner)
     weights = {name: weight.detach().clone().to(target.dtype) for name, weight in heads.state_dict().items()}
     copy.load_state_dict(weights, assign=True)
     return copy.requires_grad_(False).eval()

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.train.methods.draft import DraftMethod, SharedDraftMethod
 from forerun.train.methods.feature import FeatureMethod, FeatureOptions
-from forerun.train.methods.method import Method, Task, begin_with
+from forerun.train.methods.method import Method, Task, take_over
 from forerun.train.methods.parallel import ParallelMethod, ParallelOptions
 from forerun.train.methods.side import SideMethod, SideOptions
 from forerun.train.student import StudentShape
@@ -46,7 +46,10 @@ def new_method(name: str, options: Options, task: Task) -> Method:
     if task.begin is not None:
         if isinstance(made, DraftMethod):
             raise ValueError("--begin: a draft with matrices of its own cannot go on from another: leave it out")
-        begin_with(made, task.begin)
+        if isinstance(made, FeatureMethod):
+            made.begin(task.begin)
+        else:
+            take_over(made.folder().tensors, task.begin)
     return made
 
 

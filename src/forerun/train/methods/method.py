@@ -84,9 +84,9 @@ def write_method(method: HeadMethod, out: Path, manifest: Mapping[str, Any], bit
 
 
 @torch.no_grad()
-def begin_with(method: HeadMethod, other: HeadFolder) -> None:
-    """Take over the weights of a drafter that was trained before."""
-    for name, weight in method.folder().tensors.items():
+def take_over(weights: Mapping[str, Tensor], other: HeadFolder) -> None:
+    """The weights of a drafter that was trained before."""
+    for name, weight in weights.items():
         if name != "d2t":
             weight.copy_(other.fitting(name, weight))
 

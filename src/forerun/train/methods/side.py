@@ -43,6 +43,9 @@ class SideOptions:
     """How many tokens ahead are foreseen."""
     draft_vocabulary: int = VOCABULARY
     """The tokens that can be drafted: so many that are the most frequent ones; 0 for all."""
+    inner: int | None = None
+    """blockwise: the width of the hidden layer; the target's where None. Stern's was as many times that as there are
+    heads."""
     soft: float = 1.0
     """How much the target's law counts; the rest goes to the token that was written."""
     backbone: bool = False
@@ -56,7 +59,11 @@ class SideMethod:
         self.name, self.depth, self.soft = name, options.heads, options.soft
         self.target, self.hf = task.target, task.hf
         ids = draft_vocabulary(task, options.draft_vocabulary)
-        self.heads: SideHeads = new_side_heads(name, task.target, options.heads, ids=ids, seed=task.seed)
+        if name == "medusa" and options.inner is not None:
+            raise ValueError("medusa has no option --inner: its blocks are as wide as the target")
+        self.heads: SideHeads = new_side_heads(
+            name, task.target, options.heads, ids=ids, inner=options.inner, seed=task.seed
+        )
         self._rows = task.target.head_rows(ids)
         self._places = label_places(ids, task.target.vocab_size, task.target.device)
 
