@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from forerun.bench.provenance import provenance
 from forerun.bench.questions import Question, read_questions
 from forerun.core.params import SamplingParams
 
-PARTS = ("passes", "texts", "batches", "seeded", "peers", "throughput", "sampled")
+PARTS = ("passes", "texts", "batches", "seeded", "peers", "heads", "throughput", "sampled")
 
 
 def main() -> None:
@@ -34,6 +35,10 @@ def main() -> None:
     parser.add_argument("--sizes", default="8B,135M")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--drafters", default=";".join(texts.METHODS), help="separated by ;")
+    parser.add_argument(
+        "--trained", default="", help="folders of trained drafters for the part `heads`, separated by ;"
+    )
+    parser.add_argument("--batches", default="1,8,32,64", help="of trained drafters")
     parser.add_argument("--questions", type=int, default=8, help="of summarization and of rag each")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--beside", default="1024,2048,4096", help="batches of transformers beside our throughput")
@@ -94,6 +99,14 @@ def _measure(
             add("batches", texts.measure(measured, spread[:batch], others, some, [greedy], batch))
     if "peers" in parts:
         add("peers", texts.peers(measured, chosen[:: max(1, len(chosen) // 4)], given.tokens))
+    if "heads" in parts and given.trained:
+        sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=given.tokens)
+        with tempfile.TemporaryDirectory() as place:
+            heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
+            for batch in map(int, given.batches.split(",")):
+                some_questions = every[:: len(every) // (20 if batch == 1 else 64)]
+                some_questions = some_questions[: 20 if batch == 1 else 64]
+                add("heads", texts.with_heads(measured, some_questions, others, heads, [greedy, sampled], batch))
     if measured.name == "135M":
         lines = (given.data / "prompts_train.jsonl").read_text().splitlines()[:4096]
         asked = [json.loads(line)["turns"][0] for line in lines]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from forerun.engine.loaded import LoadedModel
+from forerun.models.config import ModelConfig
 from forerun.models.enlarge import enlarge
 from forerun.models.enlarge_folder import find_shape
+from forerun.models.heads.enlarge_head import enlarge_head
+from forerun.models.heads.files import read_head, write_head
 from forerun.models.tokenizer import Tokenizer
 from forerun.models.transformer import Transformer
 
@@ -21,6 +25,15 @@ DRAFT_LAYERS = 4
 class Measured:
     name: str
     model: LoadedModel
+    small: ModelConfig | None = None
+    """What it was before it was enlarged."""
+
+    def drafter(self, folder: Path, place: Path) -> Path:
+        """A trained drafter of the small model, for this one; what has to be made is made in `place`."""
+        if self.small is None:
+            return folder
+        write_head(place / folder.name, enlarge_head(read_head(folder), self.small, self.target))
+        return place / folder.name
 
     @property
     def target(self) -> Transformer:
@@ -46,7 +59,7 @@ def load(name: str, source: str, device: str, dtype: str = "bfloat16") -> Measur
     kind = getattr(torch, dtype)
     draft = first_layers(LoadedModel.load(source, dtype=dtype, device=device).target, DRAFT_LAYERS)
     large = enlarge(plain.target, find_shape("llama-3-8b"), dtype=kind, device=device)
-    return Measured(name, _beside(plain, draft, large))
+    return Measured(name, _beside(plain, draft, large), plain.target.config)
 
 
 def _beside(model: LoadedModel, draft: Transformer, target: Transformer) -> LoadedModel:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from benchmarks.device.models import Measured, in_transformers
 from forerun.bench.questions import Question
 from forerun.core.params import SamplingParams
 from forerun.engine.llm import LLM
+from forerun.models.heads.files import method_of
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
@@ -27,6 +29,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "draft_model, 3,2,1": ("draft_model", {"model": "short", "tree": "3,2,1"}),
     "multi_draft": ("multi_draft", {"models": "short", "samples": 2, "length": 3}),
 }
+TREES = {1: "dynamic:10,6,60", 8: "dynamic:8,5,24", 32: "dynamic:4,4,8", 64: "dynamic:3,3,4"}
+"""Of trained drafters, by the number of texts in a batch: as many rows as a pass has for little more than one."""
 WARM = [
     "Say it again and again: " + "one two three four five six seven eight " * repeat for repeat in (1, 2, 4, 8, 16, 40)
 ]
@@ -53,6 +57,25 @@ def start(measured: Measured, name: str, batch: int, others: list[Question]) -> 
         for _ in range(2):
             llm.generate([texts[i % len(texts)] for i in range(batch)], greedy)
     return llm
+
+
+def trained(measured: Measured, folders: list[Path], place: Path) -> dict[str, dict[str, str]]:
+    """The options of trained heads, but for the tree, by what they are called."""
+    return {method_of(folder): {"path": str(measured.drafter(folder, place))} for folder in folders}
+
+
+def with_heads(
+    measured: Measured,
+    questions: list[Question],
+    others: list[Question],
+    heads: dict[str, dict[str, str]],
+    settings: list[SamplingParams],
+    batch: int,
+) -> list[dict[str, Any]]:
+    """Trained drafters beside plain decoding."""
+    for name, options in heads.items():
+        METHODS[f"{name}, trained"] = name, {**options, "tree": TREES[batch]}
+    return measure(measured, questions, others, ["none", *(f"{name}, trained" for name in heads)], settings, batch)
 
 
 def measure(
@@ -116,6 +139,7 @@ def _row(
     return {
         "model": measured.name,
         "drafter": name,
+        "tree": METHODS[name][1].get("tree"),
         "batch": batch,
         "temperature": settings.temperature,
         "seed": settings.seed,
