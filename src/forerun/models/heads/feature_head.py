@@ -199,6 +199,8 @@ def new_head(
             _begin_beside(head, theirs, last)
         else:
             _begin_fc(head)
+        if method == "eagle":
+            _begin_without_norm(head, generator)
     _give_head(head, target, torch.float32)
     return head.to(target.device)
 
@@ -207,6 +209,14 @@ def _begin_fc(head: FeatureHead) -> None:
     """The second half takes the state as it is."""
     hidden = head.config.hidden_size
     head.fc.weight[:, hidden:] += torch.eye(hidden)
+
+
+def _begin_without_norm(head: FeatureHead, generator: torch.Generator) -> None:
+    """Attention that no norm stands before begins as small noise: the target's is made for normed states, and of these
+    some numbers are 50, so all of a query's weight would go to one key."""
+    for part in ("q_proj", "k_proj", "v_proj"):
+        weight = head.get_parameter(f"model.layers.0.self_attn.{part}.weight")
+        weight.copy_(torch.randn(weight.shape, generator=generator) * SPREAD / 2)
 
 
 def _begin_beside(head: FeatureHead, theirs: Mapping[str, Tensor], last: str) -> None:
