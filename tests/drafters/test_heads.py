@@ -259,6 +259,23 @@ def test_six_bits_are_four_numbers_in_three_bytes() -> None:
     assert odd.dtype == torch.int8, "what cannot be packed has 8 bits"
 
 
+@pytest.mark.parametrize("bits", [6, 8])
+def test_small_weights_beside_large_ones_are_kept(bits: int) -> None:
+    """As of inputs that differ much in size."""
+    matrix = torch.randn(5, 128, generator=torch.Generator().manual_seed(0))
+    matrix[:, 64:] /= 100
+    small = reduced({"w": matrix}, bits)
+    assert small["w.scale"].shape == (5, 2)
+    off = (expanded(small)["w"] - matrix).abs().amax(0)
+    assert float(off[64:].max()) < 0.01 * {6: 3, 8: 1}[bits] * 2
+
+
+def test_scales_of_whole_rows_are_read_too() -> None:
+    matrix = torch.tensor([[1, -2, 3, 4], [5, 6, 7, -8]], dtype=torch.int8)
+    back = expanded({"w": matrix, "w.scale": torch.tensor([0.5, 2.0])})["w"]
+    assert back.tolist() == [[0.5, -1.0, 1.5, 2.0], [10.0, 12.0, 14.0, -16.0]]
+
+
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [

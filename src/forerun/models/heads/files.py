@@ -1,9 +1,11 @@
 """The folder of a trained drafter: config.json, model.safetensors and forerun.json.
 
-Tensors have the names that other engines give them. A matrix may be stored in 8 or in 6 bits, as `NAME` with a scale
-for each row in `NAME.scale`: a fraction of the size of float32, and the drafts hardly change, since rounding is far
-below what a head is wrong by anyway. 8 bits are int8; 6 bits are uint8, four numbers in three bytes. forerun.json says
-which method it is, which target it was made for, how it was trained and what was measured since.
+Tensors have the names that other engines give them. A matrix may be stored in 8 or in 6 bits, as `NAME` with scales in
+`NAME.scale`: a fraction of the size of float32, and the drafts hardly change, since rounding is far below what a head
+is wrong by anyway. 8 bits are int8; 6 bits are uint8, four numbers in three bytes. Every 64 numbers of a row have a
+scale: the inputs of a matrix can differ much in size, and where one scale serves a whole row, the weights of the large
+ones are lost. forerun.json says which method it is, which target it was made for, how it was trained and what was
+measured since.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from forerun.models.store import MANIFEST, fresh_file, fresh_folder
 SCALE = ".scale"
 LEVELS = {8: 127, 6: 31}
 """The largest number, by bits."""
+BLOCK = 64
+"""Numbers of a row that share a scale, where the row can be divided so."""
 
 
 @dataclass(frozen=True)
@@ -113,17 +117,19 @@ def update_manifest(folder: Path, **entries: Any) -> None:
 
 
 def reduced(tensors: Mapping[str, Tensor], bits: int = 8) -> dict[str, Tensor]:
-    """Matrices of floats in 8 bits or 6, each row with its scale; the rest in bfloat16 or as it is."""
+    """Matrices of floats in 8 bits or 6, each with its scales; the rest in bfloat16 or as it is."""
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() != 2 or not tensor.is_floating_point():
             small[name] = _half(tensor)
             continue
         wide = tensor.detach().to("cpu", torch.float32)
-        packs = bits == 6 and wide.shape[1] % 4 == 0
+        rows, columns = wide.shape
+        packs = bits == 6 and columns % 4 == 0
         most = LEVELS[6 if packs else 8]
-        scale = (wide.abs().amax(1) / most).clamp_min(1e-30)
-        whole = (wide / scale[:, None]).round().clamp(-most, most).to(torch.int8)
+        blocks = wide.view(rows, -1, BLOCK if columns % BLOCK == 0 else columns)
+        scale = (blocks.abs().amax(2) / most).clamp_min(1e-30).to(torch.bfloat16)
+        whole = (blocks / scale.float()[:, :, None]).round().clamp(-most, most).to(torch.int8).view(rows, columns)
         small[name] = _packed(whole) if packs else whole
         small[name + SCALE] = scale
     return small
@@ -140,9 +146,13 @@ def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             whole[name] = tensor
             continue
         packed = tensor.dtype == torch.uint8 and tensor.dim() == 2 and tensor.shape[1] % 3 == 0
-        if not (packed or tensor.dtype == torch.int8) or scale.shape != tensor.shape[:1]:
+        numbers = _unpacked(tensor) if packed else tensor
+        scales = scale[:, None] if scale.dim() == 1 else scale  # one for a whole row
+        fits = numbers.dim() == scales.dim() == 2 and len(scales) == len(numbers)
+        if not (packed or tensor.dtype == torch.int8) or not fits or numbers.shape[1] % scales.shape[1]:
             raise ValueError(f"the scale of {name} does not fit it: fetch or train the drafter again")
-        whole[name] = (_unpacked(tensor) if packed else tensor).float() * scale.float()[:, None]
+        parts = numbers.float().view(*scales.shape, -1) * scales.float()[:, :, None]
+        whole[name] = parts.view(numbers.shape)
     return whole
 
 

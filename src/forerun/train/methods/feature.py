@@ -144,7 +144,7 @@ class FeatureMethod:
         embeddings are multiplied (eagle)."""
         if self.name == "mtp" or not task.texts:
             return {}, 1.0
-        tokens = torch.cat([torch.from_numpy(text.tokens[:256]) for text in task.texts[:WEIGHED]]).long()[None]
+        tokens = torch.tensor([token for text in task.texts[:WEIGHED] for token in text.tokens[:256].tolist()])[None]
         found = taught(self.target, tokens.to(self.target.device), self.head.taps)
         if self.name == "eagle":
             return {}, size_of(found.normed) / size_of(self.target.embed(tokens.to(self.target.device)))
