@@ -31,6 +31,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 TREES = {1: "dynamic:10,6,60", 8: "dynamic:8,5,24", 32: "dynamic:4,4,8", 64: "dynamic:3,3,4"}
 """Of trained drafters, by the number of texts in a batch: as many rows as a pass has for little more than one."""
+ADAPTIVE = ", adaptive"
 WARM = [
     "Say it again and again: " + "one two three four five six seven eight " * repeat for repeat in (1, 2, 4, 8, 16, 40)
 ]
@@ -48,7 +49,14 @@ class Record:
 def start(measured: Measured, name: str, batch: int, others: list[Question]) -> LLM:
     """Warmed up with other questions, so that all that has to be built or captured is there."""
     drafter, options = METHODS[name]
-    llm = LLM(measured.model, drafter=drafter, drafter_options=options, max_batch=batch, cache_tokens=batch * 2048)
+    llm = LLM(
+        measured.model,
+        drafter=drafter,
+        drafter_options=options,
+        max_batch=batch,
+        cache_tokens=batch * 2048,
+        adaptive=name.endswith(ADAPTIVE),
+    )
     greedy = SamplingParams(temperature=0.0, max_tokens=48)
     for text in [*WARM, *(question.turns[0] for question in others)] if batch == 1 else WARM[:1]:
         llm.generate(text, greedy)
@@ -72,10 +80,13 @@ def with_heads(
     settings: list[SamplingParams],
     batch: int,
 ) -> list[dict[str, Any]]:
-    """Trained drafters beside plain decoding."""
+    """Trained drafters beside plain decoding, with the budget as it is and as the engine chooses it."""
+    names = ["none"]
     for name, options in heads.items():
-        METHODS[f"{name}, trained"] = name, {**options, "tree": TREES[batch]}
-    return measure(measured, questions, others, ["none", *(f"{name}, trained" for name in heads)], settings, batch)
+        for own in (f"{name}, trained", f"{name}, trained{ADAPTIVE}"):
+            METHODS[own] = name, {**options, "tree": TREES[batch]}
+            names.append(own)
+    return measure(measured, questions, others, names, settings, batch)
 
 
 def measure(

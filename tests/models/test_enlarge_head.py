@@ -141,20 +141,22 @@ def llamas(tmp_path: Path) -> tuple[Transformer, Transformer]:
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
 def test_another_mlp_and_the_whole_vocabulary(method: str, llamas: tuple[Transformer, Transformer]) -> None:
     small, large = llamas
-    folder = trained(method, small, inner=80, ids=False)
-    wide = enlarge_head(folder, small.config, large)
-    assert wide.config["intermediate_size"] == 256  # 80 · 112 / 48, in steps of 128
-    same_drafts(folder, wide, small, large)
+    for inner, wanted in ((80, 112), (120, 128)):  # the large model's, or more, in steps of 128
+        folder = trained(method, small, inner=inner, ids=False)
+        wide = enlarge_head(folder, small.config, large)
+        assert wide.config["intermediate_size"] == wanted
+        same_drafts(folder, wide, small, large)
 
 
-@pytest.mark.parametrize("heads", [3, 20])
+@pytest.mark.parametrize("heads", [3, 5, 20])
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
 def test_other_heads_of_attention(method: str, heads: int, llamas: tuple[Transformer, Transformer]) -> None:
     """Fewer than the large target has, and more."""
     small, large = llamas
     folder = trained(method, small, heads=heads)
     wide = enlarge_head(folder, small.config, large)
-    assert wide.config["num_attention_heads"] == wide.config["num_key_value_heads"] == max(heads, large.config.heads)
+    numbers = wide.config["num_attention_heads"], wide.config["num_key_value_heads"]
+    assert numbers == {3: (12, 3), 5: (15, 5), 20: (20, 20)}[heads]
     same_drafts(folder, wide, small, large)
 
 

@@ -129,9 +129,7 @@ def _feature_head(
     inner, heads = sizes(folder)
     inner = inner or small.intermediate_size
     narrow = head_config(method, small, ids, inner, heads, published=published)
-    wide = head_config(
-        method, large, ids, _inner(inner, small, large), _heads(heads, small, large), published=published
-    )
+    wide = head_config(method, large, ids, _inner(inner, large), _heads(heads, small, large), published=published)
     taps = tuple(config.pop(TAPS, ())) or (default_taps(len(small.layers)) if method == "eagle3" else None)
     with torch.device("meta"):
         head = FeatureHead(method, narrow, Transformer(small), ids, taps, published)
@@ -158,20 +156,18 @@ def _feature_head(
     return tensors, config
 
 
-def _inner(inner: int, small: ModelConfig, large: ModelConfig) -> int:
-    """As much wider as the target's MLP."""
-    if inner == small.intermediate_size:
-        return large.intermediate_size
-    wanted = -(-inner * large.intermediate_size // small.intermediate_size)
-    return max(inner, -(-wanted // STEP) * STEP)
+def _inner(inner: int, large: ModelConfig) -> int:
+    """As wide as the large target's, as published heads are; wider only where the small head's would not fit."""
+    return large.intermediate_size if inner <= large.intermediate_size else -(-inner // STEP) * STEP
 
 
 def _heads(heads: tuple[int, int] | None, small: ModelConfig, large: ModelConfig) -> tuple[int, int] | None:
-    """As many as the target has; where the small head has its own number, each with its own keys, so does the large."""
+    """As many as the large target has, with as many heads of keys as the small head's need; more only where these would
+    not fit."""
     if heads is None or heads == (small.heads, small.kv_heads):
         return None
-    count = max(heads[0], large.heads)
-    return count, count
+    keys = max(heads[1], large.kv_heads)
+    return -(-max(heads[0], large.heads) // keys) * keys, keys
 
 
 def _placed(name: str, tensor: Tensor, places: Places, scales: dict[str, float], noise: Noise) -> Tensor:
