@@ -189,12 +189,14 @@ def device_passes() -> str:
 
 def device_texts() -> str:
     """Drafters on an accelerator, with the shares of a step."""
-    result = load("device-8b")
+    result = load("device-8b-texts")
     lines = [
         "| batch | drafter | tokens/s | tokens per pass | speedup | drafting | target | rest | same text | gap |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in [*result["texts"], *(row for row in result["batches"] if row["batch"] == 64)]:
+    greedy = [row for row in (*result["texts"], *result["heads"]) if not row["temperature"]]
+    alone = [row for row in greedy if row["batch"] == 1 and not (row["drafter"] == "none" and row["answers"] == 20)]
+    for row in [*alone, *(row for row in result["batches"] if row["batch"] == 64)]:
         shares = row["shares"]
         rest = shares["verify"] + shares["rest"]
         gaps = [abs(each["gap"]) for each in row["differences"] if each["gap"] is not None]
@@ -203,6 +205,8 @@ def device_texts() -> str:
             f"{row['speedup']:.2f}× | {shares['draft']:.1%} | {shares['target']:.1%} | {rest:.1%} | "
             f"{row['identical']}/{row['answers']} | {f'{max(gaps):.2f}' if gaps else ''} |"
         )
+    for row in result["peers"]:
+        lines.append(f"| 1 | {row['drafter']} | {row['tokens_per_second']:.0f} | | | | | | | |")
     return "\n".join([*lines, "", footnote(result)])
 
 

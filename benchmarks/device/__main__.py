@@ -49,6 +49,7 @@ def main() -> None:
     names = given.drafters.split(";")
     started = time.perf_counter()
     arguments = {name: value for name, value in vars(given).items() if name not in ("data", "json")}
+    arguments["trained"] = ";".join(Path(folder).name for folder in given.trained.split(";"))
     result: dict[str, Any] = {"provenance": provenance(arguments, "cuda")}
     speed = passes.copy_speed()
     result["copy_bytes_per_second"] = speed

@@ -102,11 +102,13 @@ def measure(
     groups = [questions[i : i + batch] for i in range(0, len(questions), batch)]
     rows = []
     for params in settings:
-        records = {name: Record() for name in names}
-        for number, group in enumerate(groups):
-            for place in range(len(names)):
-                name = names[(place + number) % len(names)]
-                _answer(llms[name], records[name], group, params)
+        # Batches that were never met before are captured on the way, each in its turn: so they are met twice.
+        for _ in range(1 if batch == 1 else 2):
+            records = {name: Record() for name in names}
+            for number, group in enumerate(groups):
+                for place in range(len(names)):
+                    name = names[(place + number) % len(names)]
+                    _answer(llms[name], records[name], group, params)
         plain, judge = records[names[0]], llms[names[0]]
         for name in names:
             rows.append(_row(measured, name, batch, records[name], plain, judge, questions, params))
