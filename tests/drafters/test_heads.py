@@ -23,7 +23,7 @@ from forerun.engine.request import Request
 from forerun.models.batch import Batch, Segment
 from forerun.models.heads.feature_head import FeatureHead, load_head, new_head
 from forerun.models.heads.files import HeadFolder, expanded, read_head, reduced, write_head
-from forerun.models.heads.side_heads import SideHeads, load_side_heads, new_side_heads
+from forerun.models.heads.side_heads import SideHeads, frozen_side_heads, load_side_heads, new_side_heads
 from forerun.models.heads.vocabulary import from_offsets, most_frequent, to_offsets
 from forerun.models.identity import weights_identity
 from forerun.models.transformer import Transformer
@@ -274,6 +274,32 @@ def test_scales_of_whole_rows_are_read_too() -> None:
     matrix = torch.tensor([[1, -2, 3, 4], [5, 6, 7, -8]], dtype=torch.int8)
     back = expanded({"w": matrix, "w.scale": torch.tensor([0.5, 2.0])})["w"]
     assert back.tolist() == [[0.5, -1.0, 1.5, 2.0], [10.0, 12.0, 14.0, -16.0]]
+
+
+def test_medusa_without_matrices_behind_its_blocks(tmp_path: Path) -> None:
+    """As other engines train it, with an output head that is the target's."""
+    target = tiny()
+    made = new_side_heads("medusa", target, 2)
+    with torch.no_grad():
+        for weight in made.blocks.parameters():
+            weight.normal_(generator=torch.Generator().manual_seed(1))
+    bare = {name: tensor for name, tensor in made.trained().items() if not name.startswith("outputs")}
+    assert len(bare) < len(made.trained())
+    write_head(tmp_path / "head", HeadFolder("medusa", {"num_heads": 2}, bare))
+    loaded = load_side_heads(read_head(tmp_path / "head"), target)
+    state = torch.randn(3, target.config.hidden_size, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(loaded.states(state), made.states(state), rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("inner", [None, 24])
+def test_blockwise_has_a_hidden_layer_of_any_width(tmp_path: Path, inner: int | None) -> None:
+    target = tiny()
+    made = new_side_heads("blockwise", target, 2, inner=inner)
+    assert made.hidden.out_features == (inner or target.config.hidden_size)
+    write_head(tmp_path / "head", HeadFolder("blockwise", {"num_heads": 2}, made.trained()))
+    loaded = load_side_heads(read_head(tmp_path / "head"), target)
+    assert loaded.hidden.weight.shape == made.hidden.weight.shape
+    assert frozen_side_heads(loaded, target).hidden.weight.shape == made.hidden.weight.shape
 
 
 @pytest.mark.parametrize(

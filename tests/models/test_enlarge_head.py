@@ -56,7 +56,7 @@ def trained(
     if method == "parallel":
         tensors = {"look_ahead.weight": torch.zeros(HEADS, target.config.hidden_size)}
     elif method in SIDE:
-        tensors = new_side_heads(method, target, HEADS, ids=chosen).trained()
+        tensors = new_side_heads(method, target, HEADS, ids=chosen, inner=inner).trained()
     else:
         tensors = new_head(method, target, ids=chosen, inner=inner, heads=heads).trained()
     noisy = {
@@ -146,6 +146,12 @@ def test_another_mlp_and_the_whole_vocabulary(method: str, llamas: tuple[Transfo
         wide = enlarge_head(folder, small.config, large)
         assert wide.config["intermediate_size"] == wanted
         same_drafts(folder, wide, small, large)
+
+
+def test_a_hidden_layer_of_another_width(llamas: tuple[Transformer, Transformer]) -> None:
+    small, large = llamas
+    folder = trained("blockwise", small, inner=40)
+    same_drafts(folder, enlarge_head(folder, small.config, large), small, large)
 
 
 @pytest.mark.parametrize("heads", [3, 5, 20])
