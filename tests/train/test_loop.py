@@ -196,7 +196,7 @@ def test_a_time_limit_ends_it_with_the_rate_at_nothing(tmp_path: Path, monkeypat
             super()._learn(rate)
 
     monkeypatch.setattr("forerun.train.loop.time.perf_counter", lambda: now[0])
-    options = replace(OPTIONS, steps=1_000_000, every=None, time_limit=20.0, patience=100)
+    options = replace(OPTIONS, steps=1_000_000, every=None, time_limit=20.0, patience=None)
     loop = Watched(distil(), some_texts(), options, rising(), tmp_path / "c.pt")
     standing = loop.run()
     assert standing.step == len(rates) == 20

@@ -181,9 +181,14 @@ class TrainOptions:
         ),
     ] = None
     patience: Annotated[
-        int,
-        typer.Option(min=1, help="Measurements without a better one before it ends early.", rich_help_panel=LEARNING),
-    ] = 5
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measurements without a better one before it ends early.",
+            show_default="5; with --time-limit it does not",
+            rich_help_panel=LEARNING,
+        ),
+    ] = None
     seed: Annotated[int, typer.Option(min=0, help="Of answers, order and first weights.", rich_help_panel=LEARNING)] = 0
     bits: Annotated[
         int, typer.Option(min=6, max=16, help="In which weights are stored, 16, 8 or 6.", rich_help_panel=LEARNING)
@@ -243,7 +248,7 @@ class TrainOptions:
                 learning_rate=rate or LEARNING_RATES.get(method, LoopOptions.learning_rate),
                 optimizer=chosen,
                 every=self.every,
-                patience=self.patience,
+                patience=self.patience or (5 if self.time_limit is None else None),
                 time_limit=None if self.time_limit is None else 60 * self.time_limit,
                 seed=self.seed,
             ),

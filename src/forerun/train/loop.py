@@ -66,8 +66,9 @@ class LoopOptions:
     """The share of the run in which the learning rate rises; then it falls to nothing along a cosine."""
     every: int | None = None
     """Steps between two measurements; None for ten in the whole run."""
-    patience: int = 5
-    """Measurements without a better one before it ends early."""
+    patience: int | None = 5
+    """Measurements without a better one before it ends early; None for never. Much is learned in the last part of a
+    run, as the learning rate falls."""
     time_limit: float | None = None
     """Seconds after which it ends."""
     seed: int = 0
@@ -158,7 +159,7 @@ class Loop:
             self._measure()
         done = self._done()
         start, began = time.perf_counter(), done
-        while done < 1 and standing.since < options.patience:
+        while done < 1 and (options.patience is None or standing.since < options.patience):
             if isinstance(self.method, Paced):
                 self.method.proceed(done)
             self._learn(options.rate(done))

@@ -1,0 +1,118 @@
+"""A card for each drafter that comes with Forerun: what it is, how it was trained, and what was measured of it.
+
+    python -m benchmarks.cards
+
+writes README.md into the folders of drafters, from their manifests and results/trained.json. `--check` changes nothing
+and fails if one is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+TRAINED = ROOT / "src" / "forerun" / "trained"
+RESULTS = ROOT / "results" / "trained.json"
+PAPERS = {
+    "blockwise": "blockwise parallel decoding (Stern et al., 2018)",
+    "draft": "a small transformer distilled from the target, for `draft_model`",
+    "eagle": "EAGLE (Li et al., 2024), with a static tree or EAGLE-2's dynamic one",
+    "eagle3": "EAGLE-3 (Li et al., 2025)",
+    "medusa": "Medusa-1 (Cai et al., 2024)",
+    "mtp": "multi-token prediction (DeepSeek-AI, 2024), one module that goes on from itself",
+    "parallel": "PaSS (Monea et al., 2023)",
+}
+
+
+def folders() -> Iterator[Path]:
+    yield from sorted(path.parent for path in TRAINED.glob("*/*/forerun.json"))
+
+
+def card(folder: Path, rows: list[Mapping[str, Any]], commit: str) -> str:
+    manifest = json.loads((folder / "forerun.json").read_text("utf-8"))
+    method, target = manifest["method"], manifest["target"]["name"]
+    size = (folder / "model.safetensors").stat().st_size / 2**20
+    parts = [
+        f"# {method} for {target}",
+        f"{PAPERS[method][:1].upper()}{PAPERS[method][1:]}. {size:.1f} MiB. Used by name:",
+        f"    forerun generate --model {target} --drafter {method} --prompt '…'",
+        "It changes how fast the model writes, not what.",
+        "## How it was trained",
+        _recipe(manifest),
+        "## What was measured",
+        _measured(method, rows, commit),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _recipe(manifest: Mapping[str, Any]) -> str:
+    stages = []
+    stage: Mapping[str, Any] | None = manifest
+    while stage is not None:
+        stages.append(stage)
+        stage = stage.get("began")
+    lines = []
+    for number, each in enumerate(reversed(stages), start=1):
+        options, loop, made = each["options"]["options"], each["options"]["loop"], each["provenance"]
+        chosen = ", ".join(f"{name} {value}" for name, value in options.items() if value not in (None, False))
+        found = each["tokens_per_pass"]
+        lines.append(
+            f"{number}. {each['steps']:,} steps of {loop['batch_tokens'] or loop['batch']:,} "
+            f"{'tokens' if loop['batch_tokens'] else 'texts'} in {each['learning_seconds']:.0f} s on one "
+            f"{made['device']}, beside other trainings; {loop.get('optimizer', 'adamw')}, learning rate "
+            f"{loop['learning_rate']:g}; {chosen}. With chains of {found['chain']} it drafted "
+            f"{found['after']:.2f} tokens per pass on {each['data']['held_back']} prompts that were held back, "
+            f"{found['before']:.2f} before. Commit {(made['git'] or {}).get('commit', 'unknown')[:9]}."
+        )
+    data = manifest["data"]
+    told = (
+        f"On {data['answer_tokens']:,} tokens that the target wrote itself, in {data['texts']:,} answers to "
+        f"{data['prompts']:,} prompts ([which](../DATA.md)), a part greedily and the rest at temperature 1. Weights "
+        f"are stored in {manifest['options']['bits']} bits."
+    )
+    return "\n".join([told, "", *lines])
+
+
+def _measured(method: str, rows: list[Mapping[str, Any]], commit: str) -> str:
+    own = [row for row in rows if row["method"] == method and "error" not in row]
+    if not own:
+        return "Nothing yet beside that."
+    labels = list(dict.fromkeys((row["tree"], row["rule"], row["temperature"]) for row in own))
+    heads = [f"{tree or 'its own tree'}{', ' + rule if rule else ''}, T {heat:g}" for tree, rule, heat in labels]
+    lines = [f"| tokens per pass | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    for category in dict.fromkeys(row["category"] for row in own):
+        cells = []
+        for label in labels:
+            found = [r for r in own if (r["tree"], r["rule"], r["temperature"]) == label and r["category"] == category]
+            cells.append(f"{found[0]['tokens_per_pass']:.2f}" if found else "")
+        lines.append(f"| {category} | {' | '.join(cells)} |")
+    questions = max(row["questions"] for row in own)
+    told = f"First turns of {questions} questions of Spec-Bench's development half; made with commit {commit[:9]}."
+    return "\n".join([*lines, "", told])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="fail if a card is not what results and manifests say")
+    given = parser.parse_args()
+    result = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {"rows": [], "provenance": {}}
+    commit = (result["provenance"].get("git") or {}).get("commit", "unknown")
+    stale = []
+    for folder in folders():
+        wanted, path = card(folder, result["rows"], commit), folder / "README.md"
+        if path.exists() and path.read_text("utf-8") == wanted:
+            continue
+        stale.append(path.relative_to(ROOT))
+        if not given.check:
+            path.write_text(wanted, "utf-8")
+    if given.check and stale:
+        sys.exit(f"stale: {', '.join(map(str, stale))}: run python -m benchmarks.cards")
+
+
+if __name__ == "__main__":
+    main()
