@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from forerun.engine.loaded import LoadedModel
 from forerun.train import answers, writing
 from forerun.train.answer_file import AnswerFile, Conversation
 from forerun.train.answers import AnswerOptions, Talk, answer_prompts, read_answers, target_identity
-from forerun.train.prompts import Prompt, hold_back, read_prompts
+from forerun.train.prompts import Prompt, emphasised, hold_back, read_emphasis, read_prompts
 from forerun.train.texts import Text
 from forerun.train.writing import Writer
 from tests.train.conftest import PROMPTS
@@ -203,3 +204,19 @@ def test_damage_and_a_full_disk_are_told(loaded: LoadedModel, tmp_path: Path, mo
     monkeypatch.setattr(AnswerFile, "append", full)
     with pytest.raises(ValueError, match=r"the disk is full.*--resume"):
         answer_prompts(loaded, PROMPTS, path, OPTIONS, silent)
+
+
+def test_some_categories_count_more(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"turns": ["a"], "category": "rag"}, {"turns": ["b"], "category": "qa"}, {"turns": ["c"]}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    prompts = read_prompts(path)
+    assert [prompt.category for prompt in prompts] == ["rag", "qa", ""]
+    taken = emphasised(prompts, read_emphasis("rag=3, qa=0"))
+    assert [prompt.turns[0] for prompt in taken] == ["a", "a", "a", "c"]
+    assert emphasised(prompts, read_emphasis("")) == prompts
+    with pytest.raises(ValueError, match="names x, of which there are no prompts: they have the categories qa, rag"):
+        emphasised(prompts, {"x": 2})
+    for wrong in ("rag", "rag=", "rag=-1", "rag=1.5", "=3", "rag=101"):
+        with pytest.raises(ValueError, match="--emphasis has"):
+            read_emphasis(wrong)

@@ -212,6 +212,14 @@ class TrainOptions:
             min=1, help="How often each prompt is answered; all but the first time by sampling.", rich_help_panel=DATA
         ),
     ] = 1
+    emphasis: Annotated[
+        str,
+        typer.Option(
+            help="Categories of prompts whose answers are learned more often than others, as rag=3,summarization=2.",
+            show_default=False,
+            rich_help_panel=DATA,
+        ),
+    ] = ""
     held_back: Annotated[
         int, typer.Option(min=1, help="Prompts to measure with and not to learn from.", rich_help_panel=DATA)
     ] = 32
@@ -225,6 +233,7 @@ class TrainOptions:
         from forerun.train.loop import LoopOptions
         from forerun.train.methods.find import LEARNING_RATES, method_options
         from forerun.train.optimizers import OPTIMIZERS
+        from forerun.train.prompts import read_emphasis
         from forerun.train.run import Settings
 
         rate = self.learning_rate
@@ -254,4 +263,5 @@ class TrainOptions:
             ),
             held_back=self.held_back,
             bits=self.bits,
+            emphasis=read_emphasis(self.emphasis),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ class Prompt:
     id: str
     turns: tuple[str, ...]
     """What the user says; each is answered before the next is said."""
+    category: str = ""
 
     @property
     def key(self) -> str:
@@ -52,7 +53,31 @@ def _read(line: str, where: str, number: int) -> Prompt:
     turns = entry.get("turns") if isinstance(entry, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ValueError(f"{where} has no turns: each line needs a list of texts under 'turns'")
-    return Prompt(str(entry.get("id", entry.get("question_id", f"line {number}"))), tuple(turns))
+    number_or_name = entry.get("id", entry.get("question_id", f"line {number}"))
+    return Prompt(str(number_or_name), tuple(turns), str(entry.get("category", "")))
+
+
+def read_emphasis(given: str) -> dict[str, int]:
+    """ "rag=3,summarization=2": how often the answers of a category are learned where others are learned once."""
+    found: dict[str, int] = {}
+    for part in filter(None, (each.strip() for each in given.split(","))):
+        name, _, times = part.partition("=")
+        if not name or not times.isdecimal() or not 0 <= int(times) <= 100:
+            raise ValueError(f"--emphasis has {part!r}: give categories with whole numbers up to 100, as rag=3")
+        found[name] = int(times)
+    return found
+
+
+def emphasised(prompts: Sequence[Prompt], emphasis: Mapping[str, int]) -> list[Prompt]:
+    """Each as often as its category counts."""
+    unknown = emphasis.keys() - {prompt.category for prompt in prompts}
+    if unknown:
+        known = sorted({prompt.category for prompt in prompts} - {""})
+        raise ValueError(
+            f"--emphasis names {', '.join(sorted(unknown))}, of which there are no prompts: "
+            + (f"they have the categories {', '.join(known)}" if known else "they have no categories")
+        )
+    return [prompt for prompt in prompts for _ in range(emphasis.get(prompt.category, 1))]
 
 
 def hold_back(prompts: Sequence[Prompt], count: int, seed: int) -> tuple[list[Prompt], list[Prompt]]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from forerun.train.methods.find import Options, new_method
 from forerun.train.methods.method import Method, Task
 from forerun.train.methods.side import SideMethod, SideOptions
 from forerun.train.processes import Processes
-from forerun.train.prompts import Prompt, hold_back
+from forerun.train.prompts import Prompt, emphasised, hold_back
 from forerun.train.student import StudentShape, text_part
 from forerun.train.texts import Text
 
@@ -62,6 +62,8 @@ class Settings:
     """Prompts that are not learned from, to measure with."""
     bits: int = 16
     """In which matrices are stored."""
+    emphasis: Mapping[str, int] = field(default_factory=dict)
+    """How often answers to prompts of a category are learned, where others are learned once."""
 
 
 def work_folder(out: Path) -> Path:
@@ -182,7 +184,7 @@ class Run:
 
     def texts(self, path: Path) -> list[Text]:
         """Answers to the prompts that are learned from."""
-        texts = read_answers(path, self.learned, self.identity)
+        texts = read_answers(path, emphasised(self.learned, self.settings.emphasis), self.identity)
         return [Text(text.tokens[: self.longest], text.asked) for text in texts if text.asked < self.longest]
 
     def new_method(self, texts: Sequence[Text]) -> Method:
@@ -314,6 +316,7 @@ class Run:
             "batch_tokens": settings.loop.batch_tokens,
             "seed": settings.loop.seed,
             "held_back": settings.held_back,
+            "emphasis": dict(settings.emphasis),
             "beside": self._beside_identities,
             "begin": None if self.begin is None else _digest(self.begin),
             **asking,
