@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from forerun.core.grammar import Grammar
+
 _LARGEST = sys.float_info.max
 """Compared with this, NaN, infinity and whole numbers too long for a float all fail."""
 
@@ -53,6 +55,8 @@ class SamplingParams:
     logprobs: int | None = None
     """With 0 or more: log probabilities of every token, and of that many most likely ones, from the model's own law
     (before temperature, penalties and truncation)."""
+    grammar: Grammar | None = None
+    """What the text must look like, made by `forerun.engine.grammar`. Its mask is part of the law of every token."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -89,6 +93,9 @@ class SamplingParams:
             raise _refuse("n", self.n, "between 1 and 1024")
         if self.logprobs is not None and not 0 <= self.logprobs <= 1024:
             raise _refuse("logprobs", self.logprobs, "between 0 and 1024")
+        grammar: object = self.grammar
+        if grammar is not None and not isinstance(grammar, Grammar):
+            raise _refuse("grammar", grammar, "made by json_schema, lark or regex of forerun.engine.grammar")
         stop: object = self.stop
         if not isinstance(stop, tuple) or not all(isinstance(text, str) and text for text in stop):
             raise _refuse("stop", self.stop, "a tuple of strings that are not empty")

@@ -115,6 +115,16 @@ class Controller:
         allowed = None if size == WHOLE else max(1, round(SHARES[size] * self.natural))
         return [allowed if drafts else 0 for drafts in worthy]
 
+    def usual(self, texts: Many[int]) -> list[int | None]:
+        """As `limits`, with what is best so far and nothing tried: for steps that also read prompts, which are not
+        shown to `observe`."""
+        times = self._times(len(texts))
+        if times.chosen == PLAIN:
+            return [0] * len(texts)
+        worthy = self._worthy(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
+        allowed = None if times.chosen == WHOLE else max(1, round(SHARES[times.chosen] * self.natural))
+        return [allowed if drafts else 0 for drafts in worthy]
+
     def observe(self, texts: Many[int], drafted: Many[int], tokens: Many[int], seconds: float, steps: int = 1) -> None:
         """What came of the step: how much was drafted for each text and how many tokens were committed, in `steps`
         passes. Steps that read prompts are not shown."""

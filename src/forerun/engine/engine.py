@@ -18,10 +18,10 @@ from forerun.core.largest import largest
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence, never
 from forerun.core.step_record import StepRecord
-from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
-from forerun.drafters.none import roots_only
 from forerun.engine.controller import Controller
+from forerun.engine.drafting import draft
+from forerun.engine.grammar_walk import begin_walk, reconciled, refuse_misfit
 from forerun.engine.judge import Decision, judge
 from forerun.engine.laws import SettingsMemo, StepLaws
 from forerun.engine.logprobs import logprobs
@@ -112,6 +112,7 @@ class Engine:
         rule = self._rule_for(request)
         self._refuse_strays(request)
         self._refuse_overflow(request.params)
+        refuse_misfit(request.params, self.target.vocab_size)
         prompts = [self.target.begin(self._sequences + index, request.prompt) for index in range(request.params.n)]
         room = self.context_length - len(prompts[0])
         if room < 1:
@@ -152,9 +153,9 @@ class Engine:
             return [*cancelled, *self._write_ahead(turns, count, clock)]
         jobs = [turn.job for turn in turns if turn.budget is not None]
         with clock.phase("draft"):
-            tree = self._draft([turn for turn in turns if turn.budget is not None])
+            tree, broken = draft(turns, self.drafter)
         try:
-            packed = pack(turns, tree, self.cache)
+            packed = pack(turns, tree, self.cache, broken)
             with clock.phase("target"):
                 output = self.target.forward_rows(packed.batch, self.cache.storage, self.drafter.layers)
                 if self.drafter.top and tree is not None:
@@ -176,7 +177,7 @@ class Engine:
             self.drafter.observe(observations)
         clock.stop()
         self._count(turns, packed, clock.seconds, used)
-        if self.controller is not None and tree is not None and not any(turn.chain for turn in turns):
+        if self.controller is not None and tree is not None and not any(turn.chain or turn.forced for turn in turns):
             drafted = [len(nodes) - 1 for nodes in packed.nodes]
             tokens = [len(updates[place].tokens) for place in range(len(turns))]
             self.controller.observe([job.sequence.id for job in jobs], drafted, tokens, sum(clock.seconds.values()))
@@ -236,7 +237,7 @@ class Engine:
             raise ValueError("logit_bias forbids every token: leave at least one")
 
     def _job(self, request: Request, index: int, prompt: list[int], rule: VerificationRule, room: int) -> Job:
-        params = request.params
+        params = reconciled(request.params)
         ends = never if request.ends is None else request.ends()
         eos = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.target.eos)
         sequence = Sequence(
@@ -250,22 +251,13 @@ class Engine:
             coupled=rule.name == "gumbel",
         )
         self._sequences += 1
-        job = Job(self._requests, index, sequence, rule, request.draft)
+        walk = begin_walk(sequence, self.target.vocab_size)
+        job = Job(self._requests, index, sequence, rule, request.draft, walk=walk)
         job.statistics.prompt_tokens = len(request.prompt)  # also where an encoder reads it
         self.statistics.prompt_tokens += len(request.prompt)
         return job
 
     # --- one step ----------------------------------------------------------------------------------------------
-
-    def _draft(self, turns: list[Turn]) -> DraftTree | None:
-        """A tree for each turn that reaches its root; roots alone where nothing may be drafted."""
-        if not turns:
-            return None
-        sequences = [turn.job.sequence for turn in turns]
-        budgets = [turn.budget for turn in turns if turn.budget is not None]
-        if any(budget.nodes for budget in budgets):
-            return self.drafter.draft(sequences, budgets)
-        return roots_only(sequences)
 
     def _write_ahead(self, turns: list[Turn], count: int, clock: Clock) -> list[Update]:
         """Several steps of plain decoding at once."""

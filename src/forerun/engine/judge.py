@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forerun.core import exact
+from forerun.core.drawing import Drawing
 from forerun.core.noise import StepNoise
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
@@ -42,10 +43,11 @@ def judge(tree: DraftTree, output: Output, jobs: list[Job], packed: Packed, laws
     seeds = to_device([[job.sequence.seed, job.sequence.position + 1] for job in jobs], device)
     noise = StepNoise(seeds[:, 0], seeds[:, 1])
     any_drafts = tree.size > 1 and tree.max_depth > 0  # the size is known before there are tensors
+    drawing = Drawing.FIXED if tree.planted is not None else tree.drawing
     groups: dict[str, list[int]] = {}
     rules: dict[str, VerificationRule] = {}
     for b, job in enumerate(jobs):
-        rule = job.rule if any_drafts else without_drafts(job.rule)
+        rule = job.rule if any_drafts and drawing in job.rule.drawings else without_drafts(job.rule)
         groups.setdefault(rule.name, []).append(b)
         rules[rule.name] = rule
     if len(groups) == 1:
@@ -77,7 +79,8 @@ def judge(tree: DraftTree, output: Output, jobs: list[Job], packed: Packed, laws
 def takes_the_likeliest(job: Job) -> bool:
     """Whether the token is simply that of the largest logit."""
     params = job.sequence.params
-    return job.rule.name == "greedy" and not params.penalises and not params.logit_bias
+    plain = not params.penalises and not params.logit_bias and params.grammar is None
+    return job.rule.name == "greedy" and plain
 
 
 def _likeliest(output: Output) -> Tensor:
@@ -165,7 +168,8 @@ def refuse_broken(logits: Tensor) -> None:
 
 def without_drafts(rule: VerificationRule) -> VerificationRule:
     """Where nothing was drafted, how it would have been drawn does not matter: rules that rely on it leave the token to
-    one that only samples, which they all do in the same way at a leaf."""
+    one that only samples, which they all do in the same way at a leaf. So they do where all that is drafted was not
+    drawn: what a grammar forces, behind a root for which the drafter had nothing."""
     return rule if rule.drawings == ANY_DRAWING else all_rules()["sample_match"]
 
 

@@ -36,6 +36,7 @@ class StepLaws:
         self.logits = logits
         self.checked = checked
         self.sequences = [job.sequence for job in jobs]
+        self.walks = [job.walk for job in jobs]
         self.tree = tree
         self.packed = packed
         self.history = history
@@ -101,7 +102,19 @@ class StepLaws:
             nodes = to_device([place % self.shape[1] for place in places], lies_on)
             paths = self.tree.paths()[owner, nodes].to(self.device)
             context = self.history.context(self.sequences, owner.to(self.device), paths)
-        return law(logits, settings, context, checked=self.checked)
+        return law(logits, settings, context, self._masks(places), checked=self.checked)
+
+    def _masks(self, places: list[int]) -> Tensor | None:
+        """[C, V] what the grammars allow, each node in the state that its own path leads to; None without any."""
+        if all(walk is None for walk in self.walks):
+            return None
+        masks = torch.ones(len(places), self.shape[2], dtype=torch.bool)
+        for mask, place in zip(masks, places, strict=True):
+            b, node = divmod(place, self.shape[1])
+            walk = self.walks[b]
+            if walk is not None and place in self._row:
+                mask.copy_(walk.mask(self.packed.path(b, node)))
+        return masks.to(self.device)
 
 
 class SettingsMemo:

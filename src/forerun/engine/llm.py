@@ -12,24 +12,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, aclosing, closing, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast, overload
 
 from forerun.core.params import SamplingParams
 from forerun.core.step_record import StepRecord
-from forerun.drafters.find import Setup, make_drafter, read_options
+from forerun.drafters.find import read_options
+from forerun.engine.build import build_engine, request_for, transcript_of
 from forerun.engine.completion import Completion, Piece, Transcript
-from forerun.engine.controller import Controller
-from forerun.engine.engine import MAX_ROWS, Engine
-from forerun.engine.loaded import LoadedModel, default_slots
+from forerun.engine.loaded import LoadedModel
 from forerun.engine.prompts import Message, Prompt, as_prompts, to_tokens
 from forerun.engine.request import DraftOptions, Request
 from forerun.engine.runner import Handle, Runner
 from forerun.engine.statistics import Statistics
-from forerun.engine.text import StopWatcher
 from forerun.models.checkpoint import Progress
 from forerun.verify.rule import all_rules
 
@@ -74,21 +71,11 @@ class LLM:
                 model, dtype=dtype, device=device, revision=revision, offline=offline, progress=progress
             )
         self.model = model
-        slots = default_slots(model.target, max_batch) if cache_tokens is None else cache_tokens
-        setup = Setup(model.target, slots, model.load_beside, lambda: model.tokenizer.fingerprint, model.folder)
-        made = make_drafter(drafter, setup, options)
+        self._engine = build_engine(
+            model, drafter, options, max_batch=max_batch, cache_tokens=cache_tokens, rule=rule, adaptive=adaptive
+        )
         with ExitStack() as closing_all:
-            record = None if trace is None else closing_all.enter_context(_trace_to(Path(trace)))
-            self._engine = Engine(
-                model.target,
-                made,
-                slots=slots,
-                max_batch=max_batch,
-                max_rows=max(MAX_ROWS, 2 * max_batch),
-                rule=rule,
-                trace=record,
-                controller=Controller() if adaptive else None,
-            )
+            self._engine.trace = None if trace is None else closing_all.enter_context(_trace_to(Path(trace)))
             self._runner = closing_all.enter_context(Runner(self._engine))
             self._finalizer = weakref.finalize(self, closing_all.pop_all().close)
 
@@ -276,18 +263,10 @@ class LLM:
     def _request(
         self, prompt: Prompt, params: SamplingParams, chat: bool | None, draft: DraftOptions | None
     ) -> Request:
-        tokenizer = self.model.tokenizer
-        if not params.ignore_eos:  # the end of a turn ends the text too, though the model may not call it so
-            turn_ends = sorted(tokenizer.eos - self.model.target.eos - set(params.stop_token_ids))
-            params = replace(params, stop_token_ids=(*params.stop_token_ids, *turn_ends))
-        ends = partial(StopWatcher, tokenizer, params.stop) if params.stop else None
-        return Request(self.tokens(prompt, chat=chat), params, draft or DraftOptions(), ends=ends)
+        return request_for(self.model, self.tokens(prompt, chat=chat), params, draft or DraftOptions())
 
     def _submit(self, request: Request) -> Writing:
-        params = request.params
-        endings = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.model.target.eos)
-        transcript = Transcript(self.model.tokenizer, params, endings, len(request.prompt))
-        return Writing(self._runner.submit(request), transcript)
+        return Writing(self._runner.submit(request), transcript_of(self.model, request))
 
 
 @contextmanager

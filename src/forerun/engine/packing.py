@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -16,6 +17,8 @@ from forerun.models.batch import KEYS, Batch, Drafted, TextRows
 from forerun.models.cache import KVCache
 
 HOST = torch.device("cpu")
+Listed = tuple[list[int], list[int], list[int]]
+"""Of a tree's nodes: their numbers, their tokens, and their parents as places in the list."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,15 @@ class Packed:
         """Tokens and parents of the nodes of a deciding turn that can be accepted, and of its root."""
         end = len(self.tokens[b]) - self.silent[b]
         return self.tokens[b][:end], self.parents[b][:end]
+
+    def path(self, b: int, node: int) -> list[int]:
+        """The drafted tokens between the root of a deciding turn and one of its nodes that are rows."""
+        row = self.nodes[b].index(node)
+        path: list[int] = []
+        while row:
+            path.append(self.tokens[b][row])
+            row = self.parents[b][row]
+        return path[::-1]
 
     def fetch(self, *wanted: Tensor) -> list[Tensor]:
         """Integers [..] from the device to the host. What was drafted there and what else was asked for with
@@ -83,8 +95,11 @@ def kept_states(features: dict[int, Tensor], starts: list[int], rows: list[list[
     return [{layer: own[turn] for layer, own in parts.items()} for turn in range(len(rows))]
 
 
-def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
-    """Reserves a slot for every row. Tree b belongs to the b-th turn that has a budget."""
+def pack(
+    turns: list[Turn], tree: DraftTree | None, cache: KVCache, broken: Many[frozenset[int]] | None = None
+) -> Packed:
+    """Reserves a slot for every row. Tree b belongs to the b-th turn that has a budget; its `broken` nodes, which are
+    leaves, need no row."""
     away = tree is not None and tree.tokens_on != HOST
     listed = [] if tree is None or away else tree.rows()
     texts: list[TextRows] = []
@@ -114,14 +129,14 @@ def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
                 else:  # the root alone, which the text knows
                     own = sequence.tokens[-1:]
             else:
-                present, own, above = listed[b]
+                present, own, above = listed[b] if not (broken and broken[b]) else _without(listed[b], broken[b])
                 drafted = len(own)
                 nodes.append(present)
                 tokens.append(own)
                 parents.append(above)
                 if above == list(range(-1, drafted - 1)):
                     above = None
-            assert drafted <= 1 + turn.budget.nodes, "the drafter went over its budget"
+            assert turn.chain + drafted <= turn.rows, "the drafter went over its budget"
         rows = turn.chain + drafted
         cache.reserve(sequence.id, rows)
         texts.append(
@@ -145,6 +160,13 @@ def pack(turns: list[Turn], tree: DraftTree | None, cache: KVCache) -> Packed:
         of_device = Drafted(tree.tokens, tree.positions, tree.ancestors, sources)
     silent = [] if tree is None else tree.silent
     return Packed(Batch(texts=tuple(texts), drafted=of_device), tree, nodes, tokens, parents, silent, starts)
+
+
+def _without(listed: Listed, broken: frozenset[int]) -> Listed:
+    nodes, tokens, parents = listed
+    left = [row for row, node in enumerate(nodes) if node not in broken]
+    places = {row: place for place, row in enumerate(left)} | {-1: -1}
+    return [nodes[row] for row in left], [tokens[row] for row in left], [places[parents[row]] for row in left]
 
 
 def all_checked(packed: Packed) -> list[Checked] | None:

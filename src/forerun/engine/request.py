@@ -8,6 +8,7 @@ from typing import Literal
 
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import FinishReason, Sequence
+from forerun.engine.grammar_walk import Walk
 from forerun.engine.statistics import Statistics
 from forerun.verify.rule import VerificationRule
 
@@ -77,6 +78,8 @@ class Job:
     rule: VerificationRule
     draft: DraftOptions
     statistics: Statistics = field(default_factory=Statistics)
+    walk: Walk | None = None
+    """Through its grammar, if it has one."""
 
     @property
     def order(self) -> int:

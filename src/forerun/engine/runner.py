@@ -50,6 +50,7 @@ class Handle:
         self._wakers: list[Callable[[], None]] = []
         self._unfinished = set(range(request.params.n))
         self._over = False
+        self._left = False
         self._error: BaseException | None = None
 
     @property
@@ -62,11 +63,17 @@ class Handle:
         if not self._over:
             self._send_cancel(self)
 
+    def leave(self) -> None:
+        """As `cancel`, and the iteration ends at once, though the engine may be in a long step."""
+        self.cancel()
+        with self._notifying():
+            self._left = True
+
     def __iter__(self) -> Iterator[Update]:
         try:
             while True:
                 with self._changed:
-                    while not self._updates and not self._over:
+                    while not (self._updates or self._over or self._left):
                         self._changed.wait(WAKE)
                     update = self._next()
                 if update is None:
@@ -87,7 +94,7 @@ class Handle:
             while True:
                 changed.clear()
                 with self._changed:
-                    waiting = not self._updates and not self._over
+                    waiting = not (self._updates or self._over or self._left)
                     update = None if waiting else self._next()
                 if waiting:
                     await changed.wait()
@@ -102,6 +109,8 @@ class Handle:
 
     def _next(self) -> Update | None:
         """None at the end."""
+        if self._left:
+            return None
         if self._updates:
             return self._updates.popleft()
         if self._error is not None:

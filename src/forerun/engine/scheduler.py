@@ -27,11 +27,13 @@ class Turn:
     chain: int
     """Rows of the text before the root. Without a budget the root is not reached yet."""
     budget: Budget | None
+    forced: int = 0
+    """Tokens that its grammar forces next, which are drafted whatever the budget says."""
 
     @property
     def rows(self) -> int:
         """At most."""
-        return self.chain + (0 if self.budget is None else 1 + self.budget.nodes)
+        return self.chain + (0 if self.budget is None else 1 + max(self.budget.nodes, self.forced))
 
 
 class Scheduler:
@@ -45,14 +47,18 @@ class Scheduler:
         max_drafting: int | None = None,
         prompts_alone: bool = False,
         controller: Controller | None = None,
+        reuse: bool = False,
     ) -> None:
         """Nothing is drafted in a step of more than `max_drafting` texts. With `prompts_alone`, while texts are read
         those that are read wait: where plain decoding goes in long runs, a step that does both for hundreds of texts
-        takes longer than the two apart."""
+        takes longer than the two apart. With `reuse`, what a text leaves in the cache is there for the next one that
+        begins alike, until its room is needed."""
         self.cache = cache
-        self.prompts_alone, self.controller = prompts_alone, controller
+        self.prompts_alone, self.controller, self.reuse = prompts_alone, controller, reuse
         self.max_drafting = max_batch if max_drafting is None else max_drafting
         self.max_batch, self.max_rows, self.max_nodes = max_batch, max_rows, max_nodes
+        self.reused = 0
+        """Tokens that texts found in the cache."""
         self.waiting: list[Job] = []
         self.running: list[Job] = []
 
@@ -62,14 +68,14 @@ class Scheduler:
     def remove(self, job: Job) -> None:
         """It is over, or was cancelled."""
         (self.running if job in self.running else self.waiting).remove(job)
-        self.cache.free(job.sequence.id)
+        self._give_back(job)
 
     def schedule(self) -> tuple[list[Turn], list[Job]]:
         """The turns of the next step, and the jobs that had to step back for it."""
         stepped_back: list[Job] = []
         while not self._fits():
             job = self.running.pop()
-            self.cache.free(job.sequence.id)
+            self._give_back(job)
             job.statistics.preemptions += 1
             stepped_back.append(job)
             self.add(job)
@@ -96,7 +102,18 @@ class Scheduler:
             if needed > free:
                 return
             free -= needed
-            insort(self.running, self.waiting.pop(0), key=lambda other: other.order)
+            job = self.waiting.pop(0)
+            if self.reuse:
+                found = self.cache.adopt(job.sequence.id, job.sequence.tokens)
+                job.statistics.reused += found
+                self.reused += found
+            insort(self.running, job, key=lambda other: other.order)
+
+    def _give_back(self, job: Job) -> None:
+        if self.reuse:
+            self.cache.retire(job.sequence.id, job.sequence.tokens)
+        else:
+            self.cache.free(job.sequence.id)
 
     def _turns(self) -> list[Turn]:
         """Texts at their roots first, one row each; then chunks of what is still to be read."""
@@ -120,9 +137,11 @@ class Scheduler:
         rows = self.max_rows - sum(turn.rows for turn in turns)
         blocks = self.cache.free_blocks - sum(self.cache.blocks_for(t.job.sequence.id, t.rows) for t in turns)
         allowed: dict[int, int | None] = {}
-        if self.controller is not None and len(deciding) == len(turns) and not any(turn.chain for turn in turns):
-            numbers = [turn.job.sequence.id for turn in turns]
-            allowed = dict(zip(numbers, self.controller.limits(numbers), strict=True))
+        numbers = [turn.job.sequence.id for turn in deciding if not turn.chain]
+        if self.controller is not None and numbers:
+            reading = len(numbers) < len(turns)
+            limits = self.controller.usual(numbers) if reading else self.controller.limits(numbers)
+            allowed = dict(zip(numbers, limits, strict=True))
         result: list[Turn] = []
         for turn in turns:
             if turn.budget is None:
@@ -137,14 +156,15 @@ class Scheduler:
             depth = max(0, sequence.remaining - 1)
             if job.draft.depth is not None:
                 depth = min(depth, job.draft.depth)
-            limit = allowed.get(sequence.id)
-            if limit is not None:
-                nodes = min(nodes, limit)
             if len(deciding) > self.max_drafting:
                 nodes = 0
             if not depth or turn.chain:  # what a prompt's rows round to must not depend on what is drafted behind them
                 nodes = 0
-            grown = Turn(job, turn.chain, Budget(nodes, min(depth, nodes)))
+            forced = 0 if job.walk is None or not nodes else min(nodes, depth, len(job.walk.forced()))
+            limit = allowed.get(sequence.id)
+            if limit is not None:
+                nodes = min(nodes, limit)
+            grown = Turn(job, turn.chain, Budget(nodes, min(depth, nodes)), forced)
             blocks -= self.cache.blocks_for(sequence.id, grown.rows) - base
             result.append(grown)
         return result

@@ -75,6 +75,8 @@ class Statistics:
     accepted: int = 0
     rows: int = 0
     preemptions: int = 0
+    reused: int = 0
+    """Tokens that were in the cache already, left there by an earlier text."""
     cache_peak: float = 0.0
     """The largest share of the cache in use, by all texts together."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))

@@ -84,7 +84,7 @@ def _ways(jobs: Many[Job]) -> str | None:
 def _way(job: Job) -> str | None:
     """The rule that draws a token from logits and noise alone; None where it takes more."""
     params = job.sequence.params
-    if params.logprobs is not None or params.penalises:
+    if params.logprobs is not None or params.penalises or params.grammar is not None:
         return None
     if takes_the_likeliest(job):
         return LIKELIEST

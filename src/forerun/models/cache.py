@@ -3,6 +3,9 @@
 A pass *reserves* slots for its rows behind the committed ones, and *commits* those that stay. Kept rows move down to
 where they belong in the text, so a sequence's slots always lie in order in its blocks, and nothing of a rejected row
 can be reached again.
+
+A text that is over may leave its rows behind: they count as free, and go when their blocks are needed, the oldest
+first. Until then another text that begins with the same tokens takes them over instead of computing them again.
 """
 
 from __future__ import annotations
@@ -29,6 +32,14 @@ class _Entry:
     reserved: int = 0
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What an ended text left behind: its tokens, and the blocks that hold just these."""
+
+    tokens: list[int]
+    blocks: list[int]
+
+
 class KVCache:
     """Slots are handed out in blocks of `block_size`."""
 
@@ -40,17 +51,18 @@ class KVCache:
             raise ValueError(f"a cache of {storage.slots} tokens is too small: it needs at least {block_size}")
         self._free = list(range(self.total_blocks - 1, -1, -1))
         self._entries: dict[int, _Entry] = {}
+        self._kept: list[_Kept] = []  # the one that was used last stands last
         self._device = storage.keys[0].device
         self._block = np.arange(block_size)
 
     @property
     def free_blocks(self) -> int:
-        return len(self._free)
+        return len(self._free) + sum(len(kept.blocks) for kept in self._kept)
 
     @property
     def used(self) -> float:
         """The share of blocks in use."""
-        return 1 - len(self._free) / self.total_blocks
+        return 1 - self.free_blocks / self.total_blocks
 
     @property
     def holders(self) -> set[int]:
@@ -76,11 +88,11 @@ class KVCache:
     def reserve(self, sequence: int, rows: int) -> None:
         """Make room for `rows` rows behind the committed ones."""
         needed = self.blocks_for(sequence, rows)
-        if needed > len(self._free):
-            raise CacheFullError(f"{needed} blocks are needed and {len(self._free)} are free")
+        if needed > self.free_blocks:
+            raise CacheFullError(f"{needed} blocks are needed and {self.free_blocks} are free")
         entry = self._entries.setdefault(sequence, _Entry())
         assert entry.reserved == 0, "commit the rows of one pass before the next"
-        entry.blocks.extend(self._free.pop() for _ in range(needed))
+        entry.blocks.extend(self._take(needed))
         entry.reserved = rows
 
     def slots(self, sequence: int) -> tuple[Tensor, Tensor]:
@@ -144,9 +156,48 @@ class KVCache:
         if entry is not None:
             self._free.extend(reversed(entry.blocks))
 
+    def retire(self, sequence: int, tokens: Many[int]) -> None:
+        """As `free`, but the rows of these tokens, the sequence's own, stay as long as nobody needs their blocks. An
+        accepted path may run past the end of its text, and the rows there belong to nobody."""
+        if sequence not in self._entries:
+            return
+        self.trim(sequence, min(len(tokens), self.committed(sequence)))
+        entry = self._entries.pop(sequence)
+        if entry.committed >= self.block_size:
+            self._kept.append(_Kept(list(tokens[: entry.committed]), entry.blocks))
+        else:
+            self._free.extend(reversed(entry.blocks))
+
+    def adopt(self, sequence: int, tokens: Many[int]) -> int:
+        """Begin a sequence with the rows that are left of another one, as far as its tokens are the same; returns how
+        many. The last token is never among them: it is the root, and has to be computed.
+
+        Rows of a text that this one goes on with are taken; of one that only begins alike they are copied, if blocks
+        are free, so that others can begin with them too."""
+        assert sequence not in self._entries, "a sequence begins once"
+        text = list(tokens[:-1])
+        lengths = [_common(kept.tokens, text) for kept in self._kept]
+        common = max(lengths, default=0)
+        if common < self.block_size:
+            return 0
+        kept = self._kept.pop(lengths.index(common))
+        needed = -(-common // self.block_size)
+        if common < len(kept.tokens) and needed <= len(self._free):
+            self._entries[sequence] = entry = _Entry(self._take(needed), common)
+            self._kept.append(kept)
+            source = [self._slot(_Entry(kept.blocks), place) for place in range(common)]
+            target = [self._slot(entry, place) for place in range(common)]
+            moves = torch.tensor([source, target], dtype=torch.int64)
+            self.storage.move(*moves.to(self._device, non_blocking=True))
+        else:
+            self._entries[sequence] = entry = _Entry(list(kept.blocks), common)
+            self._shrink(entry)
+        return common
+
     def check_integrity(self) -> None:
-        """Every block is free or belongs to one sequence, and each sequence has just the blocks it needs."""
+        """Every block is free, left behind or belongs to one sequence, and each has just the blocks it needs."""
         owned = [block for entry in self._entries.values() for block in entry.blocks]
+        owned += [block for kept in self._kept for block in kept.blocks]
         everything = sorted(owned + self._free)
         if everything != list(range(self.total_blocks)):
             raise AssertionError("a block is lost, or belongs to two")
@@ -154,13 +205,25 @@ class KVCache:
             needed = -(-(entry.committed + entry.reserved) // self.block_size)
             if len(entry.blocks) != needed:
                 raise AssertionError(f"sequence {sequence} has {len(entry.blocks)} blocks and needs {needed}")
+        for kept in self._kept:
+            if len(kept.blocks) != -(-len(kept.tokens) // self.block_size):
+                raise AssertionError("a text that is over holds blocks without tokens")
 
     def unused_slots(self) -> Tensor:
-        """Every slot that holds no committed token: what stands there must not matter."""
+        """Every slot that holds no committed token, nor one that was left behind: what stands there must not matter."""
         taken = torch.zeros(self.storage.slots, dtype=torch.bool)
         for sequence in self._entries:
             taken[self.slots(sequence)[0]] = True
+        for kept in self._kept:
+            left = _Entry(kept.blocks)
+            taken[[self._slot(left, place) for place in range(len(kept.tokens))]] = True
         return (~taken).nonzero()[:, 0].to(self._device)
+
+    def _take(self, count: int) -> list[int]:
+        """So many free blocks; what was left behind goes for them, the oldest first."""
+        while len(self._free) < count:
+            self._free.extend(reversed(self._kept.pop(0).blocks))
+        return [self._free.pop() for _ in range(count)]
 
     def _slot(self, entry: _Entry, place: int) -> int:
         return entry.blocks[place // self.block_size] * self.block_size + place % self.block_size
@@ -169,3 +232,15 @@ class KVCache:
         needed = -(-entry.committed // self.block_size)
         self._free.extend(reversed(entry.blocks[needed:]))
         del entry.blocks[needed:]
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """How many first tokens are the same: by halves, since lists compare in a moment."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,25 @@
+"""What is checked in a step: the drafter's trees, as the grammars of their texts leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from forerun.core.tree import DraftTree
+from forerun.drafters.drafter import Drafter
+from forerun.drafters.none import roots_only
+from forerun.engine.grammar_trees import Room, constrain
+from forerun.engine.scheduler import Turn
+
+
+def draft(turns: Many[Turn], drafter: Drafter) -> tuple[DraftTree | None, list[frozenset[int]]]:
+    """A tree for each turn that reaches its root, roots alone where nothing may be drafted; and for each tree the nodes
+    that break a grammar and need no row in the pass."""
+    deciding = [(turn, turn.budget) for turn in turns if turn.budget is not None]
+    if not deciding:
+        return None, []
+    sequences = [turn.job.sequence for turn, _ in deciding]
+    budgets = [budget for _, budget in deciding]
+    drafts = any(budget.nodes for budget in budgets)
+    tree = drafter.draft(sequences, budgets) if drafts else roots_only(sequences)
+    rooms = [Room(max(own.nodes, turn.forced), max(own.depth, turn.forced)) for turn, own in deciding]
+    return constrain(tree, [turn.job.walk for turn, _ in deciding], rooms)
