@@ -21,6 +21,9 @@ def test_the_grid_has_every_pair_that_makes_sense() -> None:
     assert [case for case in found if case.drafter == "suffix"] == [Case("suffix"), Case("suffix", "gumbel")]
     assert found[-1] == Case("vllm")
     assert Case("eagle3", "gumbel", "5").label == "eagle3 5 gumbel"
+    both = cases(["suffix", "vllm"], [""], [""], choices, (False, True))
+    assert both == [Case("none"), Case("suffix"), Case("suffix", adaptive=True), Case("vllm")]
+    assert both[2].label == "suffix adaptive"
 
 
 def test_settings_are_closed_batches_and_arrivals() -> None:

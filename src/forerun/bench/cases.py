@@ -1,7 +1,8 @@
 """What is compared: methods (a drafter with its rule and tree, or a peer) under settings that all of them meet alike.
 
-The grid is drafters × rules × trees, measured at batch sizes × temperatures × arrivals. A choice that a method does not
-have is not multiplied out: plain decoding and peers have neither rule nor tree, some drafters have no tree to choose.
+The grid is drafters × rules × trees × who chooses how much is drafted, measured at batch sizes × temperatures ×
+arrivals. A choice that a method does not have is not multiplied out: plain decoding and peers have neither rule nor
+tree, some drafters have no tree to choose.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 PLAIN = "none"
 """Plain decoding of our own engine: what every speedup is over."""
+ADAPTIVE = "adaptive"
+"""In the name of a method whose engine chooses how much is drafted."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,13 @@ class Case:
     """A name, never a path: results must not tell where things lie."""
     rule: str = ""
     tree: str = ""
+    adaptive: bool = False
+    """Whether the engine chooses how much is drafted, by what has paid so far, instead of the whole tree."""
 
     @property
     def label(self) -> str:
-        return " ".join(part for part in (self.drafter, self.tree, self.rule) if part)
+        chosen = ADAPTIVE if self.adaptive else ""
+        return " ".join(part for part in (self.drafter, self.tree, self.rule, chosen) if part)
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,18 @@ def cases(
     rules: Sequence[str],
     trees: Sequence[str],
     choices: Callable[[str], tuple[bool, bool]],
+    adaptive: Sequence[bool] = (False,),
 ) -> list[Case]:
-    """Plain decoding is always among them. `choices` says of a drafter whether rules and trees can be chosen for it."""
+    """Plain decoding is always among them. `choices` says of a drafter whether rules and trees can be chosen for it;
+    one that has rules is one of ours, whose engine may choose how much is drafted."""
     found = []
     named = list(drafters)
     for drafter in named if PLAIN in named else [PLAIN, *named]:
         has_rules, has_trees = (False, False) if drafter == PLAIN else choices(drafter)
-        pairs = product(rules if has_rules else ("",), trees if has_trees else ("",))
-        found += [Case(drafter, rule, tree) for rule, tree in pairs]
+        grid = product(
+            rules if has_rules else ("",), trees if has_trees else ("",), adaptive if has_rules else (False,)
+        )
+        found += [Case(drafter, *choice) for choice in grid]
     return list(dict.fromkeys(found))
 
 

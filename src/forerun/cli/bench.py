@@ -50,6 +50,13 @@ def bench(
             rich_help_panel=WHAT,
         ),
     ] = "own",
+    adaptive: Annotated[
+        str,
+        typer.Option(
+            help="Whether the engine chooses how much is drafted, by what has paid so far: off, on, or both.",
+            rich_help_panel=WHAT,
+        ),
+    ] = "off",
     peers: Annotated[
         str | None,
         typer.Option(
@@ -137,8 +144,10 @@ def bench(
     Against others:  [green]forerun bench --peers transformers,transformers-lookup --prompts questions.jsonl[/]
 
     As a server sees it:  [green]forerun bench --batch 8 --arrivals 0.5,2 --max-tokens 64[/]
+
+    Whole trees, and as much as has paid so far:  [green]forerun bench --drafters suffix --adaptive both --batch 1,8[/]
     """
-    grid = Grid.read(drafters, peers, drafter_option, rules, trees, batch, temperatures, arrivals)
+    grid = Grid.read(drafters, peers, drafter_option, rules, trees, batch, temperatures, arrivals, adaptive)
     if repeat < 1 or (peer_rounds is not None and peer_rounds < 1) or warm_up < 0:
         raise ValueError("--repeat and --peer-rounds must be at least 1, --warm-up at least 0")
     if resume and json_file is None:
@@ -203,6 +212,7 @@ def _starter(grid: Grid, model: LoadedModel, dtype: str) -> Callable[[Case, Sett
                 tree=case.tree or None,
                 rule=case.rule or None,
                 max_batch=setting.batch,
+                adaptive=case.adaptive,
             )
         )
 

@@ -11,6 +11,8 @@ from forerun.cli.simulate import parse_list
 
 STRONGEST, OWN = "strongest", "own"
 """Words for what a method takes where nothing is said."""
+WHO_CHOOSES = {"off": (False,), "on": (True,), "both": (False, True)}
+"""Whether the engine chooses how much is drafted."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Grid:
     """Of drafters and peers."""
     rules: list[str]
     trees: list[str]
+    adaptive: str
+    """off, on, or both"""
 
     @classmethod
     def read(
@@ -36,6 +40,7 @@ class Grid:
         batch: str,
         temperatures: str,
         arrivals: str | None,
+        adaptive: str = "off",
     ) -> Grid:
         from forerun.bench.peers import PEERS
 
@@ -50,6 +55,8 @@ class Grid:
         given = given if PLAIN in given else {PLAIN: PLAIN, **given}
         options = _options(given, drafter_option)
         asked, shapes = _rules(rules), _trees(trees)
+        if adaptive not in WHO_CHOOSES:
+            raise ValueError(f"--adaptive is {adaptive!r}: give off, on, or both to have them side by side")
 
         def choices(name: str) -> tuple[bool, bool]:
             return name not in PEERS, name not in PEERS and _has_tree(given[name])
@@ -63,7 +70,8 @@ class Grid:
             raise ValueError(f"--temperatures is {temperatures!r}: give numbers of 0 (greedy) or more")
         conditions = settings(batches, heats, rates)
         named = [name for name in given if name in PEERS]
-        return cls(cases(given, asked, shapes, choices), conditions, given, named, options, asked, shapes)
+        methods = cases(given, asked, shapes, choices, WHO_CHOOSES[adaptive])
+        return cls(methods, conditions, given, named, options, asked, shapes, adaptive)
 
     def is_peer(self, case: Case) -> bool:
         return case.drafter in self.peers
@@ -75,6 +83,7 @@ class Grid:
             "options": {name: {key: shown(value) for key, value in own.items()} for name, own in self.options.items()},
             "rules": self.rules,
             "trees": self.trees,
+            "adaptive": self.adaptive,
             "batch": list(dict.fromkeys(setting.batch for setting in self.settings)),
             "temperatures": list(dict.fromkeys(setting.temperature for setting in self.settings)),
             "arrivals": list(dict.fromkeys(each.arrivals for each in self.settings if each.arrivals is not None)),

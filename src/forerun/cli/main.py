@@ -29,6 +29,7 @@ from forerun.cli.generate import generate
 from forerun.cli.models import models
 from forerun.cli.plan import plan
 from forerun.cli.rules import rules
+from forerun.cli.serve import serve
 from forerun.cli.simulate import simulate
 from forerun.cli.train import train
 
@@ -44,6 +45,7 @@ app = typer.Typer(
 # A new command is one line here; its docstring is its help. `models`, `datastore` and `calibrate` have their own.
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.command()(bench)
 app.command()(certify)
 app.add_typer(models, name="models")

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 if TYPE_CHECKING:
     from forerun.core.params import SamplingParams
     from forerun.engine.llm import LLM
+    from forerun.engine.loaded import LoadedModel
     from forerun.models.checkpoint import Progress as Told
 
 WHICH = "Model and drafter"
@@ -101,6 +102,22 @@ class ModelOptions:
                 trace=trace,
                 progress=told,
                 **more,
+            )
+
+    def load(self) -> LoadedModel:
+        """The model alone, for who makes engines for it."""
+        with loading(f"Loading {self.model}") as told:
+            from forerun.engine.loaded import LoadedModel  # torch
+            from forerun.models.static import capture
+
+            capture.listeners[:] = [FirstOnly()]
+            return LoadedModel.load(
+                self.model,
+                dtype=self.dtype,
+                device=self.device,
+                revision=self.revision,
+                offline=self.offline,
+                progress=told,
             )
 
     def read_drafter_options(self) -> dict[str, Any]:

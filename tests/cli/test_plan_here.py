@@ -1,0 +1,94 @@
+"""`forerun plan --target` on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.cli.plan import EXAMPLE
+from tests.cli.conftest import Terminal
+from tests.tiny_folder import save_tiny_model
+
+PROMPTS = "one plus one\nthe the the\nwho is the one?\nand the\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("plan") / "model"))
+
+
+@pytest.fixture
+def asked(model: str, tmp_path: Path) -> list[str]:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(PROMPTS)
+    options = ["--prompts", str(prompts), "--dtype", "float32", "--max-tokens", "24", "--concurrency", "2,1"]
+    return ["plan", "--target", model, *options]
+
+
+def test_a_report_and_a_file(run: Terminal, asked: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    ended = run(*asked, "--drafters", "ngram", "--json", str(file))
+    assert ended.code == 0, ended.err
+    for part in ("1 at once", "2 at once", "predicted", "measured", "tokens per pass", "bootstrap"):
+        assert part in ended.out
+    assert "…" not in ended.out
+    made = json.loads(file.read_text())
+    assert [each["batch"] for each in made["recommendations"]] == [1, 2]
+    for each in made["recommendations"]:
+        (best, *_) = each["ranked"]
+        assert each["speculate"] == (best["low"] > 1)
+        assert best["low"] <= best["gain"] <= best["high"]
+        (checked,) = each["check"]
+        assert checked["measured_speedup"] > 0
+        assert checked["method"] == best["method"]
+    assert [each["rows"][0] for each in made["target"]["passes"]] == [1, 1]
+    assert made["drafters"][0]["sizes"][-1]["tokens_per_pass"] >= 1
+    assert made["provenance"]["arguments"]["texts"] == 4
+    assert str(tmp_path) not in file.read_text()  # where things lie is no part of a result
+
+
+def test_a_drafter_that_fails_is_told_and_the_others_are_planned(run: Terminal, asked: list[str]) -> None:
+    options = ["--drafter-option", "ngram.tokens=2", "--no-check", "--json"]
+    ended = run(*asked, "--drafters", "ngram,medusa", *options)
+    assert ended.code == 1
+    assert "medusa: no medusa drafter for this model comes with Forerun" in ended.err
+    made = json.loads(ended.out)
+    assert {each["drafter"] for r in made["recommendations"] for each in r["ranked"]} <= {"ngram"}
+    assert max(each["size"] for each in made["drafters"][0]["sizes"]) <= 2
+    assert all(each["check"] == [] for each in made["recommendations"])
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--concurrency", "0"), "give numbers from 1 to 256"),
+        (("--concurrency", "many"), "give whole numbers"),
+        (("--drafters", "nobody"), "there is no drafter 'nobody'"),
+        (("--drafters", "none"), "there is no drafter to plan with"),
+        (("--drafters", "transformers"), "forerun bench --peers transformers"),
+        (("--drafter-option", "ngram.length=3", "--drafters", "ngram"), "has no option 'length'"),
+        (("--max-tokens", "2"), "give at least 8"),
+        (("--limit", "0"), "--limit is 0"),
+        (("--batch", "8"), "use --concurrency"),
+        (("--example",), "use --concurrency"),
+        (("out.json",), "leave out.json out, or write --json out.json"),
+        (("--prompts", "absent.txt"), "cannot open absent.txt"),
+        (("--json", "absent/folder/out.json"), "cannot write absent/folder/out.json"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(
+    run: Terminal, model: str, more: tuple[str, ...], told: str
+) -> None:
+    ended = run("plan", "--target", model, *more)
+    assert ended.code == 1
+    assert told in " ".join(ended.err.split())
+
+
+def test_options_of_a_measurement_need_a_target(run: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text(json.dumps(EXAMPLE))
+    for more in (["--drafters", "ngram"], ["--concurrency", "4"], ["--prompts", "p.txt"]):
+        ended = run("plan", str(tmp_path / "m.json"), *more)
+        assert ended.code == 1
+        assert "name it with --target" in ended.err
