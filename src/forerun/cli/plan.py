@@ -127,7 +127,7 @@ def plan(
 
     With --target it is measured here: the time of a step over rows and texts, what drafters take, and how often they
     are right on your prompts. Recommended is what gains most, with an interval for the gain; where it holds no gain for
-    sure: do not speculate. A short bench follows, to see what the prediction is worth. About two minutes for the
+    sure: do not speculate. A short bench follows, to see what the prediction is worth. Some minutes for the
     default model on two cores; exit code 1 if a drafter failed.
 
     Without --target the closed forms work on measurements in a file. Nothing is assumed beyond the largest pass that
