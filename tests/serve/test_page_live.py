@@ -73,10 +73,10 @@ def test_the_text_on_the_page_is_that_of_the_api(page: Browser, house: House, me
     usage = answer["usage"]
     assert len(every(page, TOKEN)) == usage["completion_tokens"]
     if method == "ngram":
-        counted = usage["speculation"]
-        assert text(page, "#play-view [data-figure=accepted]") == f"{counted['accepted']} of {counted['drafted']}"
-        assert counted["accepted"] > 0
-        assert len(every(page, f"{TOKEN}.accepted")) == counted["accepted"]
+        # How much is drafted depends on the clock too, so it need not be what another request drafts.
+        accepted, _, drafted = text(page, "#play-view [data-figure=accepted]").partition(" of ")
+        assert 0 < int(accepted) <= int(drafted)
+        assert len(every(page, f"{TOKEN}.accepted")) == int(accepted)
     else:
         assert text(page, "#play-view [data-figure=tokensPerPass]") == "1"
         assert len(every(page, f"{TOKEN}.undrafted")) == usage["completion_tokens"]

@@ -56,6 +56,11 @@ def at_inference(head: FeatureHead, tokens: Tensor, features: Tensor, row: int) 
     return found, logits
 
 
+def same(ours: Tensor, theirs: Tensor) -> None:
+    """But for rounding, which is that of the largest number: eagle, which has no norms, makes hundreds."""
+    torch.testing.assert_close(ours, theirs, atol=1e-4 + 1e-5 * float(ours.abs().max()), rtol=1e-4)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_step_is_the_one_at_inference(method: str) -> None:
     target, head = made(method)
@@ -69,9 +74,9 @@ def test_every_step_is_the_one_at_inference(method: str) -> None:
             for row in (0, 1, 5, LENGTH - 1 - STEPS):
                 expected, logits = at_inference(drafting, tokens[text], features[text], row)
                 for step in range(STEPS):
-                    torch.testing.assert_close(dense[step][text, row], expected[step], atol=1e-4, rtol=1e-4)
-                    ours = head.lm_head(head.model.norm(dense[step][text, row]))
-                    torch.testing.assert_close(ours, logits[step], atol=1e-4, rtol=1e-4)
+                    ours = dense[step][text, row]
+                    same(ours, expected[step])
+                    same(head.lm_head(head.model.norm(ours)), logits[step])
 
 
 @pytest.mark.parametrize("method", METHODS)
