@@ -13,7 +13,7 @@ from forerun.core.law import Context, LawSettings, law
 from forerun.core.noise import StepNoise
 from forerun.core.params import SamplingParams
 from forerun.core.step_record import StepRecord
-from forerun.drafters.drafter import Drafter, Observation
+from forerun.drafters.drafter import Observation
 from forerun.engine.engine import Engine
 from forerun.engine.request import DraftOptions, Request
 from forerun.models.batch import Batch, Segment
@@ -23,8 +23,8 @@ from tests.engine.tiny import (
     VOCABULARY,
     Nothing,
     Oracle,
-    RandomSamples,
     RandomTrees,
+    drafters,
     drain,
     step_checked,
     tiny_model,
@@ -85,22 +85,10 @@ KNOWN = {tuple(prompt): text for prompt, text in zip(PROMPTS, EXPECTED, strict=T
 REQUESTS = [Request(prompt, params) for prompt, params in zip(PROMPTS, SETTINGS, strict=True)]
 
 
-def drafters() -> dict[str, Drafter]:
-    return {
-        "nothing": Nothing(),
-        "always right": Oracle(KNOWN, right=True),
-        "always wrong": Oracle(KNOWN, right=False),
-        "random trees": RandomTrees(3),
-        "half right trees": RandomTrees(4, KNOWN),
-        "sampled chains": RandomSamples(5, paths=1),
-        "sampled trees": RandomSamples(6, paths=3),
-    }
-
-
-@pytest.mark.parametrize("name", drafters())
+@pytest.mark.parametrize("name", drafters(KNOWN))
 @pytest.mark.parametrize("max_batch", [1, 8])
 def test_the_text_is_that_of_plain_decoding(name: str, max_batch: int) -> None:
-    engine = Engine(MODEL, drafters()[name], slots=1024, max_batch=max_batch)
+    engine = Engine(MODEL, drafters(KNOWN)[name], slots=1024, max_batch=max_batch)
     texts = drain(engine, REQUESTS)
     assert [text for (text,) in texts] == EXPECTED
 

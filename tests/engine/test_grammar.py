@@ -24,7 +24,7 @@ from forerun.engine.grammar_trees import Room, constrain
 from forerun.engine.grammar_walk import Walk
 from forerun.engine.request import DraftOptions, Request
 from tests.engine.test_engine import forward, prompts
-from tests.engine.tiny import EOS, VOCABULARY, Nothing, Oracle, RandomSamples, RandomTrees, drain, tiny_model
+from tests.engine.tiny import EOS, VOCABULARY, Nothing, RandomSamples, RandomTrees, drafters, drain, tiny_model
 from tests.exactness.grammars import Automaton, AutomatonState
 
 MODEL = tiny_model()
@@ -82,22 +82,10 @@ EXPECTED = [by_hand(request) for request in REQUESTS]
 KNOWN = {tuple(request.prompt): text for request, text in zip(REQUESTS, EXPECTED, strict=True)}
 
 
-def drafters() -> dict[str, Drafter]:
-    return {
-        "nothing": Nothing(),
-        "always right": Oracle(KNOWN, right=True),
-        "always wrong": Oracle(KNOWN, right=False),
-        "random trees": RandomTrees(3),
-        "half right trees": RandomTrees(4, KNOWN),
-        "sampled chains": RandomSamples(5, paths=1),
-        "sampled trees": RandomSamples(6, paths=3),
-    }
-
-
-@pytest.mark.parametrize("name", drafters())
+@pytest.mark.parametrize("name", drafters(KNOWN))
 @pytest.mark.parametrize("max_batch", [1, 8])
 def test_the_text_is_that_of_masked_plain_decoding(name: str, max_batch: int) -> None:
-    engine = Engine(MODEL, drafters()[name], slots=1024, max_batch=max_batch)
+    engine = Engine(MODEL, drafters(KNOWN)[name], slots=1024, max_batch=max_batch)
     assert [text for (text,) in drain(engine, REQUESTS)] == EXPECTED
 
 
@@ -107,7 +95,7 @@ def test_texts_with_and_without_grammars_share_a_step(name: str) -> None:
     free = [replace(request, params=replace(request.params, grammar=None)) for request in REQUESTS]
     alone = drain(Engine(MODEL, Nothing(), slots=1024), free)
     mixed = [request for pair in zip(REQUESTS, free, strict=True) for request in pair]
-    texts = drain(Engine(MODEL, drafters()[name], slots=192), mixed)
+    texts = drain(Engine(MODEL, drafters(KNOWN)[name], slots=192), mixed)
     assert [text for (text,) in texts[::2]] == EXPECTED
     assert texts[1::2] == alone
 
@@ -174,7 +162,7 @@ class Stopping(AutomatonState):
 @pytest.mark.parametrize("name", ["nothing", "random trees", "sampled chains"])
 def test_a_text_is_cut_where_its_grammar_gives_up(name: str) -> None:
     request = Request([9], SamplingParams(grammar=GivesUp({0: dict.fromkeys(range(5, 30), 0)}), seed=1))
-    engine = Engine(MODEL, drafters()[name], slots=256)
+    engine = Engine(MODEL, drafters(KNOWN)[name], slots=256)
     engine.add(request)
     updates = []
     while engine.has_work:
@@ -254,7 +242,7 @@ def drafts_that_break(drafter: Drafter) -> int:
 
 @pytest.mark.parametrize("name", ["random trees", "half right trees", "sampled chains", "sampled trees"])
 def test_no_row_of_a_pass_is_spent_on_what_breaks_the_grammar(name: str) -> None:
-    assert drafts_that_break(drafters()[name]) == 0
+    assert drafts_that_break(drafters(KNOWN)[name]) == 0
 
 
 def test_pruning_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +277,7 @@ def state_left_behind(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("plant", [mask_of_the_root, forced_taken_unseen, state_left_behind])
 def test_a_planted_fault_is_noticed(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    engine = Engine(MODEL, drafters()["half right trees"], slots=1024)
+    engine = Engine(MODEL, drafters(KNOWN)["half right trees"], slots=1024)
     try:
         texts = [text for (text,) in drain(engine, REQUESTS)]
     except AssertionError:

@@ -10,7 +10,7 @@ from torch import Tensor
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
-from forerun.drafters.drafter import Budget, Observation
+from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request, Update
 from forerun.models.config import Layer, ModelConfig
@@ -168,3 +168,16 @@ def step_checked(engine: Engine) -> list[Update]:
     for tensor in (*engine.cache.storage.keys, *engine.cache.storage.values):
         tensor[unused] = 1e4
     return updates
+
+
+def drafters(known: dict[tuple[int, ...], list[int]]) -> dict[str, Drafter]:
+    """Of every kind; `known` are the texts by their prompts."""
+    return {
+        "nothing": Nothing(),
+        "always right": Oracle(known, right=True),
+        "always wrong": Oracle(known, right=False),
+        "random trees": RandomTrees(3),
+        "half right trees": RandomTrees(4, known),
+        "sampled chains": RandomSamples(5, paths=1),
+        "sampled trees": RandomSamples(6, paths=3),
+    }

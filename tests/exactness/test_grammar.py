@@ -81,7 +81,7 @@ def mask_of_the_root(patch: pytest.MonkeyPatch) -> None:
 def broken_draws_forgotten(patch: pytest.MonkeyPatch) -> None:
     """As if a draw that breaks the grammar had never been made."""
 
-    def judge(self: _Draws, node: int, child: int, walk: Walk, known: list[int]) -> None:
+    def judge(self: _Draws, child: int, walk: Walk, known: list[int]) -> None:
         if walk.enter(self.tokens[child]):
             self._visit(child, walk, known)
             walk.leave()

@@ -162,7 +162,7 @@ def _table(tokenizer: Tokenizer) -> LLTokenizer:
 
         ends = sorted(tokenizer.eos)
         try:
-            _tables[tokenizer] = from_tokenizer(tokenizer._wrapped, eos_token=ends or None)
+            _tables[tokenizer] = from_tokenizer(tokenizer.in_transformers, eos_token=ends or None)
         except ValueError as error:
             raise ValueError(
                 f"grammars cannot read this model's tokenizer ({_short(str(error))}): use another"

@@ -70,12 +70,12 @@ class _Draws:
         for child, row in drawn:
             if child not in seen and child not in self.broken:
                 seen.add(child)
-                self._judge(node, child, walk, known[1:])
+                self._judge(child, walk, known[1:])
             if child in self.kept:
                 left.append((child, row))
         self.draws[node] = left
 
-    def _judge(self, node: int, child: int, walk: Walk, known: list[int]) -> None:
+    def _judge(self, child: int, walk: Walk, known: list[int]) -> None:
         token = self.tokens[child]
         if walk.enter(token):
             self.path.append(token)
@@ -86,11 +86,11 @@ class _Draws:
         self._drop(child)
         if not self.sampled:
             self.kept.discard(child)
-        elif not self._possible(node, token, walk):
+        elif not self._possible(token, walk):
             self.broken.add(child)
 
-    def _possible(self, node: int, token: int, walk: Walk) -> bool:
-        """Whether the mask at a node says otherwise than the walk: then the target has to be asked."""
+    def _possible(self, token: int, walk: Walk) -> bool:
+        """Whether the mask where the walk stands says otherwise than the walk: then the target has to be asked."""
         return bool(walk.mask_here(self.path)[token])
 
     def _force(self, node: int, token: int) -> None:

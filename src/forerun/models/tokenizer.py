@@ -18,6 +18,11 @@ class Tokenizer:
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped
 
+    @property
+    def in_transformers(self) -> Any:
+        """The one that is wrapped, for libraries that read it themselves."""
+        return self._wrapped
+
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
         if not any((folder / name).exists() for name in FILES):
