@@ -21,7 +21,8 @@ from forerun.core.tree import DraftTree
 from forerun.drafters import growing
 from forerun.drafters.drafter import Budget
 from forerun.drafters.growing import grow, rows_below_root
-from forerun.drafters.run_ahead import Rows, Run, RunAhead
+from forerun.drafters.level_run import Rows
+from forerun.drafters.run_ahead import Run, RunAhead
 from forerun.drafters.tree_levels import levels_of
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.target import Output

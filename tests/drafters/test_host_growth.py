@@ -21,7 +21,7 @@ from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.growing import grow
 from forerun.drafters.growth_in_c import GrowthInC
 from forerun.drafters.head_ahead import HeadRun
-from forerun.drafters.run_ahead import Rows
+from forerun.drafters.level_run import Rows
 from forerun.drafters.trained import FeatureDrafter
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.native import amx

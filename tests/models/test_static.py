@@ -135,6 +135,15 @@ def test_buckets_are_few_and_hold_what_they_must() -> None:
         assert min(bucket.rows, bucket.tail, bucket.wanted) >= rows
         kinds.add(bucket)
     assert len(kinds) == 4
+    sizes = set()
+    for texts in range(8, 65):
+        own = torch.zeros(5, dtype=torch.int64)
+        tree = Segment(0, own, own, None, own[:0], own, 5, blocks=[0])
+        bucket = Bucket.of(Batch.pack([tree] * texts), (), None)
+        assert bucket.tail == 8
+        assert 5 * texts <= bucket.rows == bucket.wanted < 2 * 5 * texts
+        sizes.add(bucket.rows)
+    assert sizes == {64, 96, 128, 192, 256, 384}
 
 
 def test_a_broken_row_is_told_by_its_likeliest_token() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -37,6 +38,25 @@ class Checked:
     """[nodes, k] the tokens that the target found most likely after each node, by its logits, the likeliest first."""
 
 
+@dataclass(frozen=True, eq=False)
+class StepStates(Mapping[int, Tensor]):
+    """Hidden states by layer, of some rows among those that all texts of a step have kept. They are cut out when they
+    are asked for: who wants the states of all texts takes the whole."""
+
+    whole: Mapping[int, Tensor]  # [rows of all texts, H] each
+    start: int
+    count: int
+
+    def __getitem__(self, layer: int) -> Tensor:
+        return self.whole[layer][self.start : self.start + self.count]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.whole)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+
 @dataclass(frozen=True)
 class Observation:
     """What a step committed to one sequence."""
@@ -44,7 +64,7 @@ class Observation:
     sequence: Sequence
     tokens: list[int]
     """The committed tokens, which are also the last ones of `sequence.tokens`."""
-    features: dict[int, Tensor]
+    features: Mapping[int, Tensor]
     """For each layer asked for, [len(rows), H]: hidden states of the rows that were kept, in order. The first row of a
     step's tree is its root; after a chunk of a prompt there is one for each of its tokens."""
     start: int

@@ -37,8 +37,8 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import log_shares
 from forerun.drafters.drafter import Budget
 from forerun.drafters.host_growth import GrowsItself
+from forerun.drafters.level_run import LevelRun, Rows
 from forerun.drafters.none import roots_only
-from forerun.drafters.run_ahead import LevelRun, Rows
 from forerun.drafters.tree_levels import LevelPlan, levels_of
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.trees.dynamic import Frontier, expand_and_rerank

@@ -8,27 +8,28 @@ unlike those of a draft model they never stay, for where they come true the targ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.device_growth import Growths, among
-from forerun.drafters.drafter import Budget, Observation
+from forerun.drafters.drafter import Budget, Observation, StepStates
 from forerun.drafters.growth_in_c import GrowthInC
 from forerun.drafters.host_growth import fits, grow_on_host, plain_laws
-from forerun.drafters.run_ahead import Rows, Run
+from forerun.drafters.level_run import Rows
+from forerun.drafters.listed_rows import ListedRows, ReadNodes
+from forerun.drafters.run_ahead import Run, Text
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.models.batch import Batch, Drafted, Segment
+from forerun.kernels.kernel import power_of_two
+from forerun.models.batch import Batch, Drafted, Segment, TextRows
 from forerun.models.cache import KVCache
 from forerun.models.heads.feature_head import FeatureHead
-from forerun.models.native import amx
 from forerun.models.target import Output
 
 MOST_WAITING = 32
@@ -37,28 +38,60 @@ PASS_ROWS = 512
 """A long text is read in passes of so many rows."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Rows of a tensor that holds the states of several texts."""
+
+    whole: Tensor  # [.., H]
+    start: int
+    end: int
+
+
+def _joined(pieces: Many[_Piece]) -> Tensor:
+    """[n, H]. Pieces that follow each other in their tensor, as those of all texts after a step, are cut out once."""
+    runs: list[_Piece] = []
+    for piece in pieces:
+        if runs and runs[-1].whole is piece.whole and runs[-1].end == piece.start:
+            runs[-1] = replace(runs[-1], end=piece.end)
+        else:
+            runs.append(piece)
+    parts = [run.whole[run.start : run.end] for run in runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 @dataclass
 class _Waiting:
     """The observed states of one text that no committed row of the cache has read."""
 
-    states: list[Tensor] = field(default_factory=list)  # [n, H] each
+    states: list[_Piece] = field(default_factory=list)
     in_run: int = 0
     """So many of them were read by the last run, in rows that are only reserved."""
     run: Run | None = None
 
     @property
     def rows(self) -> int:
-        return sum(states.shape[0] for states in self.states)
+        return sum(piece.end - piece.start for piece in self.states)
 
     def first(self, count: int) -> Tensor:
         """[count, H]"""
-        if len(self.states) > 1:
-            self.states = [torch.cat(self.states)]
-        return self.states[0][:count]
+        return _joined(self.states)[:count]
 
     def drop(self, count: int) -> None:
-        whole = self.first(self.rows)
-        self.states = [whole[count:]] if count < whole.shape[0] else []
+        left: list[_Piece] = []
+        for piece in self.states:
+            gone = min(count, piece.end - piece.start)
+            count -= gone
+            if piece.start + gone < piece.end:
+                left.append(replace(piece, start=piece.start + gone))
+        self.states = left
+
+
+@dataclass(frozen=True)
+class _Shifted:
+    """A text as the head reads it: without its first token."""
+
+    id: int
+    tokens: list[int]
 
 
 class HeadAhead:
@@ -89,32 +122,42 @@ class HeadAhead:
             taken.append((seen, waiting))
         if not taken:
             return
-        layers = {layer: torch.cat([seen.features[layer] for seen, _ in taken]) for layer in self.model.taps}
-        counts = [len(seen.features[self.model.taps[0]]) for seen, _ in taken]
-        fused = torch.split(self.model.fuse(layers), counts)
-        for (seen, waiting), states in zip(taken, fused, strict=True):
-            waiting.states.append(states)
+        pieces = self._fused([seen.features for seen, _ in taken])
+        for (seen, waiting), piece in zip(taken, pieces, strict=True):
+            waiting.states.append(piece)
             if waiting.rows > MOST_WAITING:
                 self._read(seen.sequence, waiting)
 
+    def _fused(self, features: Many[Mapping[int, Tensor]]) -> list[_Piece]:
+        """What the head reads of the states of each text, made of all in one go."""
+        taps, first = self.model.taps, features[0]
+        if isinstance(first, StepStates):
+            of_step = [each for each in features if isinstance(each, StepStates) and each.whole is first.whole]
+            if len(of_step) == len(features):
+                whole = self.model.fuse({layer: first.whole[layer] for layer in taps})
+                return [_Piece(whole, each.start, each.start + each.count) for each in of_step]
+        whole = self.model.fuse({layer: torch.cat([each[layer] for each in features]) for layer in taps})
+        ends = list(accumulate(len(each[taps[0]]) for each in features))
+        return [_Piece(whole, start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
     def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
         """Whoever finds the cache full, or has states missing, sits out."""
-        shifted: list[Sequence] = []
+        shifted: list[_Shifted] = []
         room: list[int | None] = []
-        states: list[Tensor] = []
+        states: list[_Piece] = []
         taken = 0
-        for sequence in sequences:  # all of them first: what they had reserved is free then
-            if sequence.id in self._texts:
-                self._settle(sequence.id, self._texts[sequence.id], len(sequence.tokens) - 1)
+        # All of them first: what they had reserved is free then.
+        self._settle([sequence for sequence in sequences if sequence.id in self._texts])
         for sequence, rows in zip(sequences, wanted, strict=True):
-            shifted.append(Sequence(sequence.tokens[1:] or [0], 1, id=sequence.id))
+            shifted.append(_Shifted(sequence.id, sequence.tokens[1:] or [0]))
             waiting = self._texts.get(sequence.id)
             if rows is None or waiting is None:
                 room.append(None)
                 continue
+            unread = waiting.rows
             held = self.cache.committed(sequence.id)
-            needed = self.cache.blocks_for(sequence.id, waiting.rows + rows)
-            if held + waiting.rows != len(sequence.tokens) - 1 or not waiting.rows:
+            needed = self.cache.blocks_for(sequence.id, unread + rows)
+            if held + unread != len(sequence.tokens) - 1 or not unread:
                 room.append(None)
             elif needed > self.cache.free_blocks - taken:
                 self._drop(sequence.id)
@@ -122,7 +165,7 @@ class HeadAhead:
             else:
                 taken += needed
                 room.append(rows)
-                states.append(waiting.first(waiting.rows))
+                states += waiting.states
         run = HeadRun(self, shifted, room, states)
         for b, sequence in enumerate(sequences):
             if room[b] is not None:
@@ -137,24 +180,28 @@ class HeadAhead:
         self._texts.pop(number, None)
         self.cache.free(number)
 
-    def _settle(self, number: int, waiting: _Waiting, length: int) -> None:
-        """Keep the rows of the text that the last run read, but for the root's where the step came to nothing: the next
-        run needs it again."""
-        if number not in self.cache.holders:
-            return
-        count = 0
-        if waiting.run is not None and waiting.run.sound:
-            grown = self.cache.committed(number) + waiting.in_run < length
-            count = waiting.in_run if grown else max(0, waiting.in_run - 1)
-        self.cache.commit({number: range(count)})
-        if count:
+    def _settle(self, sequences: Many[Sequence]) -> None:
+        """Keep the rows of the texts that the last run read, but for the root's where the step came to nothing: the
+        next run needs it again."""
+        kept: dict[int, range] = {}
+        for sequence in sequences:
+            number, length = sequence.id, len(sequence.tokens) - 1
+            if not self.cache.holds(number):
+                continue
+            waiting = self._texts[number]
+            count = 0
+            if waiting.run is not None and waiting.run.sound:
+                grown = self.cache.committed(number) + waiting.in_run < length
+                count = waiting.in_run if grown else max(0, waiting.in_run - 1)
+            kept[number] = range(count)
             waiting.drop(count)
-        waiting.run, waiting.in_run = None, 0
+            waiting.run, waiting.in_run = None, 0
+        self.cache.commit(kept)
 
     def _read(self, sequence: Sequence, waiting: _Waiting) -> None:
         """Read the observed states, but for the last: its row is the root's of the next run."""
         number = sequence.id
-        self._settle(number, waiting, len(sequence.tokens) - 1)
+        self._settle([sequence])
         while waiting.rows > 1:
             rows = min(PASS_ROWS, waiting.rows - 1)
             if self.cache.blocks_for(number, rows) > self.cache.free_blocks:
@@ -180,73 +227,24 @@ class HeadAhead:
             waiting.drop(rows)
 
 
-class _Rows:
-    """Rows of a pass in C, as they are listed."""
-
-    def __init__(self) -> None:
-        self.positions: list[int] = []
-        self.prefix: list[int] = []
-        self.tail: list[int] = []
-        self.tail_start = [0]
-        self.first_row, self.first_key = [0], [0]
-        self.slots: list[NDArray[np.int64]] = []
-        self.keys: list[NDArray[np.int64]] = []
-
-    def reading(self) -> amx.Reading:
-        rows = len(self.positions)
-        most = max(end - start for start, end in pairwise(self.first_key))
-        seen = amx.Seen(
-            torch.tensor(self.first_row),
-            torch.tensor(self.first_key),
-            torch.from_numpy(np.concatenate(self.keys)),
-            torch.tensor(self.prefix, dtype=torch.int32),
-            torch.tensor(self.tail_start, dtype=torch.int32),
-            torch.tensor(self.tail, dtype=torch.int32),
-            most,
-        )
-        slots = torch.from_numpy(np.concatenate(self.slots))
-        return amx.Reading(torch.tensor(self.positions), slots, torch.arange(rows), seen)
-
-
-class _Text:
-    """The nodes of one text that were read."""
-
-    def __init__(self, slots: NDArray[np.int64], length: int) -> None:
-        self.slots, self.length = slots, length
-        self.paths: list[list[int]] = []  # of each node: the places of its ancestors among the text's keys, and its own
-        self.states: list[int] = []  # of each node: where its state is among those of the run
-
-    def read(self, above: list[int], rows: _Rows, states: int) -> None:
-        """List nodes below `above` as rows; `states` are there before theirs."""
-        first = self.length + len(self.paths)
-        start = len(rows.positions)
-        for place, parent in enumerate(above):
-            path = [*(self.paths[parent] if parent >= 0 else ()), first + place]
-            self.paths.append(path)
-            self.states.append(states + start + place)
-            rows.positions.append(self.length - 1 + len(path))
-            rows.tail += path
-            rows.tail_start.append(len(rows.tail))
-        end = first + len(above)
-        rows.prefix += [self.length] * len(above)
-        rows.slots.append(self.slots[first:end])
-        rows.keys.append(self.slots[:end])
-        rows.first_row.append(len(rows.positions))
-        rows.first_key.append(rows.first_key[-1] + end)
+def _within(spec: TreeSpec, nodes: int) -> TreeSpec:
+    """A dynamic tree that grows no wider and no deeper than `nodes` call for, which are rounded: every tree is captured
+    on its own."""
+    width, depth, size = spec.numbers
+    least = power_of_two(nodes + 1) - 1
+    return spec if least >= size else replace(spec, numbers=(min(width, least), min(depth, least), least))
 
 
 class HeadRun(Run):
     """As any run, and each row brings a state: the target's up to the root, below it what its parent's row gave."""
 
-    def __init__(
-        self, ahead: HeadAhead, sequences: Many[Sequence], room: Many[int | None], states: Many[Tensor]
-    ) -> None:
-        """`states` [n, H] of those who take part, for each of their unread rows."""
+    def __init__(self, ahead: HeadAhead, sequences: Many[Text], room: Many[int | None], states: Many[_Piece]) -> None:
+        """`states` of those who take part, for each of their unread rows."""
         super().__init__(ahead.model, ahead.cache, sequences, room)
         self._ahead, self._head = ahead, ahead.model
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, ReadNodes] = {}
         self._states: list[Tensor] = []  # [n, H] behind the roots, by sequence, and behind all nodes, as they were read
-        self._brought = torch.cat(list(states)) if states else None
+        self._brought = _joined(states) if states else None
         self._made: Tensor | None = None  # [B, 1 + I, H] behind the root and the nodes read so far
 
     def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], tau: float) -> DraftTree | None:
@@ -260,11 +258,12 @@ class HeadRun(Run):
             )
         if self._head.amx is not None and fits(spec):
             return grow_on_host(spec, sequences, self, budgets, tau)
-        batch, _ = self._text_rows()
+        batch = self._brought_rows()
         if not self._ahead.on_device.take(spec, batch):
             return None
         members = [b for b, part in enumerate(self.takes_part) if part]
         drafting = [sequences[b] for b in members]
+        spec = _within(spec, max(budget.nodes for budget in budgets))
         self.sound = False
         tree = self._ahead.on_device.grow(spec, batch, drafting, [budgets[b] for b in members], tau)
         self.sound = True
@@ -279,6 +278,23 @@ class HeadRun(Run):
         self._made = behind.new_zeros(len(counts), 1, behind.shape[1])
         self._made[rows.sequence, 0] = behind
         return rows
+
+    def _brought_rows(self) -> Batch:
+        """The unread rows of the texts in plain numbers."""
+        rows = [
+            TextRows(
+                sequence=self._sequences[b].id,
+                rows=self.unread(b),
+                tokens=self._sequences[b].tokens[held : self.length(b)],
+                parents=None,
+                before=held,
+                blocks=self._blocks[b],
+                block_size=self._cache.block_size,
+                logits=1,
+            )
+            for b, held in self._committed.items()
+        ]
+        return Batch(texts=tuple(rows), features=self._brought)
 
     def _text_rows(self) -> tuple[Batch, list[int]]:
         """The unread rows of the texts, and which of them are the roots'."""
@@ -331,7 +347,7 @@ class HeadRun(Run):
         assert self._made is not None
         self._states = [self._made[:, 0]]
         for b, (context, own) in self._slots.items():
-            self._texts[b] = _Text(torch.cat([context, own]).numpy(), self.length(b))
+            self._texts[b] = ReadNodes(torch.cat([context, own]).numpy(), self.length(b))
         return rows.logits
 
     def quick_level(self, tokens: list[list[int]], parents: list[list[int]]) -> Tensor:
@@ -339,7 +355,7 @@ class HeadRun(Run):
         assert self._head.amx is not None
         self.sound = False
         brought: list[int] = []
-        at = _Rows()
+        at = ListedRows()
         for b, (own, above) in enumerate(zip(tokens, parents, strict=True)):
             if not own:
                 continue

@@ -147,7 +147,7 @@ class InTargetsCache:
     def give_back(self) -> None:
         """Nothing that was read while drafting stays, also where a pass broke off. Who came last gives back first, so
         that the target's pass gets the very blocks that it would have had."""
-        self.cache.commit({text: () for text in reversed(self._held) if text in self.cache.holders})
+        self.cache.commit({text: () for text in reversed(self._held) if self.cache.holds(text)})
         self._held = []
 
     def forget(self, sequence: Sequence) -> None:

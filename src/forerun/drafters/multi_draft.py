@@ -32,8 +32,9 @@ from forerun.drafters.draft_model import load_draft
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.growing import LEAST_BIAS
+from forerun.drafters.level_run import Rows
 from forerun.drafters.none import roots_only
-from forerun.drafters.run_ahead import Rows, Run, RunAhead
+from forerun.drafters.run_ahead import Run, RunAhead
 from forerun.drafters.tree_spec import MAX_DEPTH, MAX_NODES
 from forerun.models.target import TargetModel
 

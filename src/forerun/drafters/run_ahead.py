@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from forerun.core.sequence import Sequence
-from forerun.core.transfer import Homeward, to_device
+from forerun.core.transfer import Homeward
+from forerun.drafters.level_run import Rows
 from forerun.models.batch import Batch, Drafted, Segment, TextEnds
 from forerun.models.cache import KVCache
 from forerun.models.target import Output, TargetModel, WritesAhead
@@ -30,62 +32,14 @@ NOBODY = -1
 """No sequence has this id."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What a pass says about the nodes of one level: R rows of all sequences, in the order of sequences and nodes."""
-
-    counts: list[int]  # rows of each sequence, 0 where it sits out
-    sequence: Tensor  # [R] place in the batch
-    column: Tensor  # [R] place among the level's nodes
-    logits: Tensor  # [R, V]
-    likeliest: Tensor | None = None  # [R] where the pass finds it on the way
-
-    @classmethod
-    def of(cls, counts: list[int], output: Output) -> Rows:
-        sequence = [b for b, count in enumerate(counts) for _ in range(count)]
-        column = [place for count in counts for place in range(count)]
-        index = to_device([sequence, column], output.logits.device)
-        return cls(counts, index[0], index[1], output.logits, output.likeliest)
-
-
-class LevelRun(Protocol):
-    """What is asked about one step's trees: first `roots`, then `level` for each depth whose nodes get children."""
+class Text(Protocol):
+    """A text as a run reads it."""
 
     @property
-    def device(self) -> torch.device: ...
+    def id(self) -> int: ...
 
     @property
-    def vocabulary(self) -> int:
-        """Columns of its logits."""
-        ...
-
-    @property
-    def ids(self) -> Tensor | None:
-        """[columns] int64, the target's id of each column, ascending; None where columns are ids."""
-        ...
-
-    @property
-    def takes_part(self) -> list[bool]:
-        """By sequence. Who does not gets no drafts."""
-        ...
-
-    def roots(self) -> Rows:
-        """A row for the root of each sequence that takes part. `likeliest`, where it is given, names columns."""
-        ...
-
-    def level(self, tokens: Tensor, parents: Tensor, counts: list[int]) -> Rows:
-        """A row for each of the first `counts[b]` nodes of sequence b. Tokens and parents [B, F]: ids of the target,
-        and numbers of earlier nodes of this run, which counts the columns of all its levels; -1 is the root."""
-        ...
-
-    @property
-    def writes_ahead(self) -> bool:
-        """Whether `chain` can be asked, here and now; then `roots` gives `likeliest`."""
-        ...
-
-    def chain(self, tokens: Tensor, count: int) -> Tensor:
-        """[B, count] the likeliest tokens that follow tokens [B, 1], of all sequences; both are ids of the target."""
-        ...
+    def tokens(self) -> list[int]: ...
 
 
 class Ahead(Protocol):
@@ -147,7 +101,7 @@ class RunAhead:
         kept: dict[int, list[int]] = {}
         for sequence in sequences:
             guess = self._guesses.pop(sequence.id, None)
-            if sequence.id in self.cache.holders:
+            if self.cache.holds(sequence.id):
                 kept[sequence.id] = [] if guess is None else guess.kept(sequence.tokens)
         self.cache.commit(kept)
 
@@ -205,28 +159,47 @@ class RunAhead:
 class Run:
     """Rows of one step. First `roots`, then `level` as often as the tree is deep, less one: leaves need no pass."""
 
-    def __init__(self, model: TargetModel, cache: KVCache, sequences: Many[Sequence], room: Many[int | None]) -> None:
+    def __init__(self, model: TargetModel, cache: KVCache, sequences: Many[Text], room: Many[int | None]) -> None:
         self._model = model
         self._cache = cache
         self._sequences = sequences
         self._device = model.device
         self.ids = model.ids if isinstance(model, Transformer) else None
         self._lengths = [len(sequence.tokens) for sequence in sequences]  # now: texts go on, and this stays
-        self._slots: dict[int, tuple[Tensor, Tensor]] = {}
+        self._committed: dict[int, int] = {}  # rows that the cache held of those who take part
         self._blocks: dict[int, list[int]] = {}
         for b, (sequence, rows) in enumerate(zip(sequences, room, strict=True)):
             if rows is not None:
-                cache.reserve(sequence.id, len(sequence.tokens) - cache.committed(sequence.id) + rows)
-                self._slots[b] = cache.slots(sequence.id)
+                self._committed[b] = held = cache.committed(sequence.id)
+                cache.reserve(sequence.id, len(sequence.tokens) - held + rows)
                 self._blocks[b] = cache.blocks(sequence.id)
-        # Nodes read so far, the same numbers for every sequence: a sequence has the first ones of a level.
-        self.tokens = torch.zeros(len(sequences), 0, dtype=torch.int64, device=self._device)  # [B, I]
-        self.parents = torch.zeros_like(self.tokens)  # [B, I]; -1 for the root
-        self._ancestors = torch.zeros(len(sequences), 0, 0, dtype=torch.bool, device=self._device)  # [B, I, I]
         self._depths: list[int] = []
         self._read = [0] * len(sequences)
         self._home: Homeward | None = None
         self.sound = False  # until the roots are read, and again after a pass that broke off
+
+    # What follows is made when it is first asked for: a tree that grows in one piece on a device needs none of it.
+
+    @cached_property
+    def _slots(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {b: self._cache.slots(self._sequences[b].id) for b in self._blocks}
+
+    # Nodes read so far, the same numbers for every sequence: a sequence has the first ones of a level.
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """[B, I]"""
+        return torch.zeros(len(self._sequences), 0, dtype=torch.int64, device=self._device)
+
+    @cached_property
+    def parents(self) -> Tensor:
+        """[B, I]; -1 for the root"""
+        return torch.zeros(len(self._sequences), 0, dtype=torch.int64, device=self._device)
+
+    @cached_property
+    def _ancestors(self) -> Tensor:
+        """[B, I, I]"""
+        return torch.zeros(len(self._sequences), 0, 0, dtype=torch.bool, device=self._device)
 
     @property
     def device(self) -> torch.device:
@@ -238,11 +211,11 @@ class Run:
 
     @property
     def takes_part(self) -> list[bool]:
-        return [b in self._slots for b in range(len(self._sequences))]
+        return [b in self._blocks for b in range(len(self._sequences))]
 
     def unread(self, b: int) -> int:
         """Rows of the text itself, at the beginning of what is reserved."""
-        return self._lengths[b] - self._slots[b][0].shape[0]
+        return self._lengths[b] - self._committed[b]
 
     def length(self, b: int) -> int:
         """Of the text when the run started."""
@@ -321,7 +294,7 @@ class Run:
         of one node each, read without a look at the host."""
         assert isinstance(self._model, WritesAhead)
         assert not self._depths
-        texts = len(self._slots)
+        texts = len(self._blocks)
         ends = TextEnds(tokens[:, 0], list(self._lengths), [self._blocks[b] for b in range(texts)])
         self.sound = False
         written = self._model.write_ahead(ends, self._cache.storage, count).T.clamp_min(0)
@@ -388,7 +361,7 @@ def reads(model: TargetModel) -> int:
     return model.reads if isinstance(model, Transformer) else model.vocab_size
 
 
-def _text(sequence: Sequence, context: Tensor, own: Tensor, blocks: list[int], logits: int, vocabulary: int) -> Segment:
+def _text(sequence: Text, context: Tensor, own: Tensor, blocks: list[int], logits: int, vocabulary: int) -> Segment:
     """The part of the text that follows its context. A token that the model does not know is read as token 0."""
     start, rows = context.shape[0], own.shape[0]
     positions = torch.arange(start, start + rows)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.transfer import to_device
-from forerun.drafters.run_ahead import Rows
+from forerun.drafters.level_run import Rows
 
 
 class SideRun:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -42,8 +41,8 @@ MAX_ROWS = 512
 MAX_AHEAD = 8
 """Tokens that plain decoding on a device writes before the host looks at them."""
 MAX_DRAFTING = 12
-"""Texts of a step on an accelerator up to which drafts are checked. What the host does for each text with drafts takes
-longer than the pass from about there on, while plain decoding writes in runs (docs/log.md)."""
+"""Texts of a step on an accelerator up to which drafts that the host makes are checked. What it does for each text
+takes longer than the pass from about there on, while plain decoding writes in runs (docs/log.md)."""
 LARGEST_CHANGE = 1e30
 """Of a score, by a bias or a penalty. Far beyond what decides anything, and far below what float32 holds."""
 
@@ -76,7 +75,7 @@ class Engine:
         self.target, self.drafter, self.rule, self.trace = target, drafter, rule, trace
         self.max_ahead, self.controller = max_ahead, controller
         if max_drafting is None:
-            max_drafting = max_batch if controller is not None else _most_drafting(target)
+            max_drafting = max_batch if controller is not None else _most_drafting(target, drafter)
         self.cache = KVCache(target.new_storage(slots))
         if isinstance(drafter, SharesCache):
             drafter.share(self.cache)
@@ -89,6 +88,8 @@ class Engine:
             prompts_alone=prompts_alone,
             controller=controller,
         )
+        self.meanwhile: Callable[[], None] | None = None
+        """Called in every step: on an accelerator while it works, so that what it does costs nothing there."""
         self.statistics = Statistics()
         self.history = History(target.vocab_size, target.device)
         self._settings = SettingsMemo()
@@ -140,6 +141,8 @@ class Engine:
     def step(self) -> list[Update]:
         """Every running text gets at least one token further, or a chunk of its prompt read, unless it waits while
         others are read."""
+        if self.target.device.type == "cpu":
+            self._go_on_meanwhile()
         clock = Clock(self.target.device)
         cancelled, self._cancelled = self._cancelled, []
         turns, stepped_back = self.scheduler.schedule()
@@ -160,6 +163,8 @@ class Engine:
                 output = self.target.forward_rows(packed.batch, self.cache.storage, self.drafter.layers)
                 if self.drafter.top and tree is not None:
                     packed.bring_along(largest(output.logits, self.drafter.top, output.peaks)[1])
+            if self.target.device.type != "cpu":
+                self._go_on_meanwhile()
             with clock.phase("verify"):
                 decisions: list[Decision] = []
                 if tree is not None:
@@ -259,11 +264,15 @@ class Engine:
 
     # --- one step ----------------------------------------------------------------------------------------------
 
+    def _go_on_meanwhile(self) -> None:
+        if self.meanwhile is not None:
+            self.meanwhile()
+
     def _write_ahead(self, turns: list[Turn], count: int, clock: Clock) -> list[Update]:
         """Several steps of plain decoding at once."""
         try:
             with clock.phase("target"):
-                texts = write(turns, self.target, self.cache, count, self._settings)
+                texts = write(turns, self.target, self.cache, count, self._settings, self._go_on_meanwhile)
         except BaseException:
             self.cache.abandon()
             raise
@@ -308,7 +317,7 @@ class Engine:
         see."""
         kept: dict[int, list[int]] = {}
         updates: dict[int, Update] = {}
-        observations: list[Observation] = []
+        seen: list[tuple[Sequence, int, int, Checked | None]] = []
         deciding = 0
         logit_row = 0
         for place, turn in enumerate(turns):
@@ -316,9 +325,9 @@ class Engine:
             start = self.cache.committed(sequence.id)
             rows = list(range(turn.chain))
             count = 0
-            seen = None
+            said = None
             if turn.budget is not None:
-                seen = None if checked is None else checked[deciding]
+                said = None if checked is None else checked[deciding]
                 decision, nodes = decisions[deciding], packed.nodes[deciding]
                 places = {node: row for row, node in enumerate(nodes)}
                 path = [0, *(places[node] for node in decision.path)]
@@ -340,10 +349,13 @@ class Engine:
                 deciding += 1
                 logit_row += len(nodes)
             kept[sequence.id] = rows
-            observations.append(Observation(sequence, sequence.tokens[-count:] if count else [], {}, start, seen))
+            seen.append((sequence, count, start, said))
         self.cache.commit(kept)
         states = kept_states(output.features, packed.starts, list(kept.values()))
-        return updates, [replace(seen, features=own) for seen, own in zip(observations, states, strict=True)]
+        return updates, [
+            Observation(sequence, sequence.tokens[-count:] if count else [], own, start, said)
+            for (sequence, count, start, said), own in zip(seen, states, strict=True)
+        ]
 
     def _end(self, job: Job) -> None:
         self.scheduler.remove(job)
@@ -369,8 +381,9 @@ class Engine:
         self.statistics.prompt_passes += all(turn.budget is None for turn in turns)
 
 
-def _most_drafting(target: TargetModel) -> int | None:
-    return MAX_DRAFTING if isinstance(target, WritesAhead) and target.device.type == "cuda" else None
+def _most_drafting(target: TargetModel, drafter: Drafter) -> int | None:
+    on_host = not drafter.layers  # what reads the target's states drafts where they are
+    return MAX_DRAFTING if on_host and isinstance(target, WritesAhead) and target.device.type == "cuda" else None
 
 
 def _plain_observation(turn: Turn, update: Update) -> Observation:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
-from forerun.drafters.drafter import Checked
+from forerun.drafters.drafter import Checked, StepStates
 from forerun.engine.scheduler import Turn
 from forerun.models.batch import KEYS, Batch, Drafted, TextRows
 from forerun.models.cache import KVCache
@@ -82,17 +82,18 @@ def _on_host(parts: list[Tensor]) -> list[Tensor]:
     return [numbers.view(part.shape) for numbers, part in zip(found, parts, strict=True)]
 
 
-def kept_states(features: dict[int, Tensor], starts: list[int], rows: list[list[int]]) -> list[dict[int, Tensor]]:
+def kept_states(features: dict[int, Tensor], starts: list[int], rows: list[list[int]]) -> list[StepStates]:
     """For each turn the states [n, H] of the rows that it kept, counted from its start. All of a layer are picked at
     once: a device would take as long for each turn."""
-    if not features:
-        return [{} for _ in rows]
-    picked = [start + row for start, own in zip(starts, rows, strict=True) for row in own]
     counts = [len(own) for own in rows]
-    some = next(iter(features.values()))
-    index = to_device(picked, some.device)
-    parts = {layer: torch.split(states.index_select(0, index), counts) for layer, states in features.items()}
-    return [{layer: own[turn] for layer, own in parts.items()} for turn in range(len(rows))]
+    whole = features
+    if features:
+        picked = [start + row for start, own in zip(starts, rows, strict=True) for row in own]
+        some = next(iter(features.values()))
+        index = to_device(picked, some.device)
+        whole = {layer: states.index_select(0, index) for layer, states in features.items()}
+    firsts = [0, *accumulate(counts)]
+    return [StepStates(whole, first, count) for first, count in zip(firsts, counts, strict=False)]
 
 
 def pack(

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from forerun.engine.request import Request, Update
 
@@ -34,6 +34,13 @@ class Steps(Protocol):
     def cancel(self, request_id: int) -> None: ...
 
     def step(self) -> list[Update]: ...
+
+
+@runtime_checkable
+class WorksApart(Protocol):
+    """An engine that calls `meanwhile` in every step, at a moment when others can be seen to at no cost."""
+
+    meanwhile: Callable[[], None] | None
 
 
 class Handle:
@@ -225,9 +232,25 @@ def _work(engine: Steps, desk: _Desk) -> None:
     handles: dict[int, Handle] = {}
     numbers: dict[Handle, int] = {}
     arrivals: list[Handle] = []
+    untold: list[Update] = []
     error: BaseException | None = None
+
+    def tell() -> None:
+        """Readers learn of a step when the next one is under way."""
+        told, untold[:] = list(untold), []
+        for update in told:
+            reader = handles.get(update.request)
+            if reader is not None:  # else it was cancelled
+                reader.take(update)
+                if reader.over:
+                    del handles[update.request], numbers[reader]
+
+    if isinstance(engine, WorksApart):
+        engine.meanwhile = tell
     try:
         while not desk.closing:
+            if not engine.has_work or not isinstance(engine, WorksApart):
+                tell()
             arrivals, cancels = desk.pick_up(lambda: not engine.has_work)
             while arrivals:
                 handle = arrivals[0]
@@ -245,15 +268,11 @@ def _work(engine: Steps, desk: _Desk) -> None:
                     engine.cancel(number)
                     handle.end()
             if engine.has_work and not desk.closing:
-                for update in engine.step():
-                    reader = handles.get(update.request)
-                    if reader is not None:  # else it was cancelled
-                        reader.take(update)
-                        if reader.over:
-                            del handles[update.request], numbers[reader]
+                untold += engine.step()
     except BaseException as failure:  # whatever it is, everyone who waits has to learn of it
         error = failure
     finally:
+        tell()
         with desk.changed:
             desk.error, desk.closing = error, True
             left = [*handles.values(), *arrivals, *desk.arrivals]

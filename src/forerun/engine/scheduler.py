@@ -96,6 +96,8 @@ class Scheduler:
         return sum(self._blocks(job) for job in self.running) <= self.cache.free_blocks
 
     def _admit(self) -> None:
+        if not self.waiting:
+            return
         free = self.cache.free_blocks - sum(self._blocks(job) for job in self.running)
         while self.waiting and len(self.running) < self.max_batch:
             needed = self._blocks(self.waiting[0])
@@ -119,15 +121,15 @@ class Scheduler:
         """Texts at their roots first, one row each; then chunks of what is still to be read."""
         rows = self.max_rows
         turns: list[Turn] = []
-        jobs = sorted(self.running, key=lambda job: self._missing(job) > 1)  # stable: first come, first served
-        if self.prompts_alone and jobs and self._missing(jobs[-1]) > 1:
-            jobs = [job for job in jobs if self._missing(job) > 1]
-        for job in jobs:
-            chunk = min(self._missing(job), rows, MAX_CHUNK)
+        missing = [(self._missing(job), job) for job in self.running]
+        at_roots = [each for each in missing if each[0] <= 1]  # first come, first served
+        to_read = [each for each in missing if each[0] > 1]
+        for lacking, job in to_read if self.prompts_alone and to_read else [*at_roots, *to_read]:
+            chunk = min(lacking, rows, MAX_CHUNK)
             if chunk <= 0:
                 continue
             rows -= chunk
-            whole = chunk == self._missing(job)
+            whole = chunk == lacking
             turns.append(Turn(job, chunk - 1, Budget(0, 0)) if whole else Turn(job, chunk, None))
         return turns
 
@@ -135,7 +137,8 @@ class Scheduler:
         """Drafts get the rows and the blocks that nothing else needs in this step."""
         deciding = [turn for turn in turns if turn.budget is not None]
         rows = self.max_rows - sum(turn.rows for turn in turns)
-        blocks = self.cache.free_blocks - sum(self.cache.blocks_for(t.job.sequence.id, t.rows) for t in turns)
+        bases = [self.cache.blocks_for(turn.job.sequence.id, turn.rows) for turn in turns]
+        blocks = self.cache.free_blocks - sum(bases)
         allowed: dict[int, int | None] = {}
         numbers = [turn.job.sequence.id for turn in deciding if not turn.chain]
         if self.controller is not None and numbers:
@@ -143,14 +146,13 @@ class Scheduler:
             limits = self.controller.usual(numbers) if reading else self.controller.limits(numbers)
             allowed = dict(zip(numbers, limits, strict=True))
         result: list[Turn] = []
-        for turn in turns:
+        for turn, base in zip(turns, bases, strict=True):
             if turn.budget is None:
                 result.append(turn)
                 continue
             job, sequence = turn.job, turn.job.sequence
             asked = self.max_nodes if job.draft.nodes is None else min(job.draft.nodes, self.max_nodes)
             nodes = max(0, min(asked, rows // len(deciding)))
-            base = self.cache.blocks_for(sequence.id, turn.rows)
             spare = self.cache.spare_rows(sequence.id, turn.rows, blocks)
             nodes = min(nodes, spare)
             depth = max(0, sequence.remaining - 1)

@@ -7,6 +7,7 @@ drops what came behind its end, as one does that accepts drafts beyond it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 import torch
@@ -49,9 +50,15 @@ def run_length(turns: Many[Turn], target: TargetModel, drafter: Drafter, cache: 
 
 
 def write(
-    turns: Many[Turn], target: TargetModel, cache: KVCache, count: int, settings: SettingsMemo
+    turns: Many[Turn],
+    target: TargetModel,
+    cache: KVCache,
+    count: int,
+    settings: SettingsMemo,
+    meanwhile: Callable[[], None],
 ) -> list[list[int]]:
-    """The next `count` tokens of every text. Their slots stay reserved."""
+    """The next `count` tokens of every text. Their slots stay reserved. `meanwhile` is called while they are
+    written."""
     assert isinstance(target, WritesAhead)
     jobs = [turn.job for turn in turns]
     sequences = [job.sequence for job in jobs]
@@ -63,6 +70,7 @@ def write(
         blocks=[cache.blocks(sequence.id) for sequence in sequences],
     )
     tokens = target.write_ahead(ends, cache.storage, count, _choose(jobs, target, settings))
+    meanwhile()
     texts: list[list[int]] = tokens.T.tolist()
     if min(map(min, texts)) < 0:
         raise ValueError("the logits of a row hold NaN or infinity: the model's output is broken")

@@ -69,6 +69,10 @@ class KVCache:
         """The sequences that have blocks."""
         return set(self._entries)
 
+    def holds(self, sequence: int) -> bool:
+        """Whether the sequence has blocks."""
+        return sequence in self._entries
+
     def committed(self, sequence: int) -> int:
         """How many tokens of the sequence are in the cache."""
         entry = self._entries.get(sequence)
@@ -76,7 +80,9 @@ class KVCache:
 
     def blocks_for(self, sequence: int, rows: int) -> int:
         """How many more blocks `rows` further tokens take."""
-        entry = self._entries.get(sequence, _Entry())
+        entry = self._entries.get(sequence)
+        if entry is None:
+            return -(-rows // self.block_size)
         return max(0, -(-(entry.committed + rows) // self.block_size) - len(entry.blocks))
 
     def spare_rows(self, sequence: int, rows: int, blocks: int) -> int:
@@ -123,7 +129,7 @@ class KVCache:
         target: list[int] = []
         for sequence, rows in kept.items():
             entry = self._entries[sequence]
-            assert all(0 <= row < entry.reserved for row in rows), "only reserved rows can be kept"
+            assert not rows or (min(rows) >= 0 and max(rows) < entry.reserved), "only reserved rows can be kept"
             for place, row in enumerate(rows):
                 if place != row:
                     source.append(self._slot(entry, entry.committed + row))

@@ -22,7 +22,12 @@ BLOCK = 16
 """Slots of a block, as `KVCache` hands them out."""
 LEAST_BLOCKS = 64
 LEAST_ROWS = 16
+LEAST_HALF = 64
+"""Up to so many rows a pass takes as long as over the next power of two."""
 TAILS = (16, 64, 512)
+TAILS_OF_MANY = (4, 8, 16, 32, 64, 512)
+MANY = 8
+"""Texts from which on attention takes long enough for tails to be told apart more finely."""
 PLACES = 8
 """Batches of a bucket that may be on their way to the device at once."""
 HALF = PLACES // 2
@@ -52,9 +57,10 @@ class Bucket:
         tail = max(map(tail_of, brought))
         rows = wanted = sequences
         if tail > 1:  # up to 16 rows cost what two cost
-            rows = wanted = max(LEAST_ROWS, power_of_two(batch.rows))
-            tail = next((size for size in TAILS if size >= tail), power_of_two(tail))
-            asked = power_of_two(sum(each.logits for each in brought))
+            rows = wanted = max(LEAST_ROWS, _rounded_rows(batch.rows))
+            tails = TAILS if sequences < MANY else TAILS_OF_MANY
+            tail = next((size for size in tails if size >= tail), power_of_two(tail))
+            asked = _rounded_rows(sum(each.logits for each in brought))
             wanted = sequences if asked <= sequences else max(LEAST_ROWS, asked)  # prompts ask for few
         chosen = None if only is None else tuple(only)
         return cls(sequences, rows, tail, blocks, wanted, tuple(layers), chosen)
@@ -84,6 +90,13 @@ class Bucket:
             "mask": (self.rows, self.words),
             "blocks": (self.sequences, self.blocks),
         }
+
+
+def _rounded_rows(rows: int) -> int:
+    """To a power of two, or half-way to one where rows begin to cost."""
+    rounded = power_of_two(rows)
+    between = 3 * rounded // 4
+    return between if LEAST_HALF < rows <= between else rounded
 
 
 def _rounded(blocks: int) -> int:
