@@ -40,7 +40,7 @@ def main() -> None:
     )
     parser.add_argument("--batches", default="1,8,32,64", help="of trained drafters")
     parser.add_argument("--questions", type=int, default=8, help="of summarization and of rag each")
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--beside", default="1024,2048,4096", help="batches of transformers beside our throughput")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--context", type=int, default=512)
@@ -105,9 +105,9 @@ def _measure(
         with tempfile.TemporaryDirectory() as place:
             heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
             for batch in map(int, given.batches.split(",")):
-                some_questions = every[:: len(every) // (20 if batch == 1 else 64)]
-                some_questions = some_questions[: 20 if batch == 1 else 64]
-                add("heads", texts.with_heads(measured, some_questions, others, heads, [greedy, sampled], batch))
+                count = {1: 20, 8: 32}.get(batch, 64)
+                asked_of = every[:: len(every) // count][:count]
+                add("heads", texts.with_heads(measured, asked_of, others, heads, greedy, sampled, batch))
     if measured.name == "135M":
         lines = (given.data / "prompts_train.jsonl").read_text().splitlines()[:4096]
         asked = [json.loads(line)["turns"][0] for line in lines]

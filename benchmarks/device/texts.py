@@ -29,8 +29,13 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "draft_model, 3,2,1": ("draft_model", {"model": "short", "tree": "3,2,1"}),
     "multi_draft": ("multi_draft", {"models": "short", "samples": 2, "length": 3}),
 }
-TREES = {1: "dynamic:10,6,60", 8: "dynamic:8,5,24", 32: "dynamic:4,4,8", 64: "dynamic:3,3,4"}
-"""Of trained drafters, by the number of texts in a batch: as many rows as a pass has for little more than one."""
+TREES = {
+    1: ("dynamic:10,6,60", "dynamic:8,6,31", "dynamic:6,5,15"),
+    8: ("dynamic:6,5,15", "dynamic:4,4,7"),
+    32: ("dynamic:4,4,7", "dynamic:3,3,5"),
+    64: ("dynamic:3,3,3", "dynamic:3,3,5"),
+}
+"""Of trained drafters, by the number of texts in a batch: with the root they fill the rows of a captured pass."""
 ADAPTIVE = ", adaptive"
 WARM = [
     "Say it again and again: " + "one two three four five six seven eight " * repeat for repeat in (1, 2, 4, 8, 16, 40)
@@ -77,16 +82,22 @@ def with_heads(
     questions: list[Question],
     others: list[Question],
     heads: dict[str, dict[str, str]],
-    settings: list[SamplingParams],
+    greedy: SamplingParams,
+    sampled: SamplingParams,
     batch: int,
 ) -> list[dict[str, Any]]:
-    """Trained drafters beside plain decoding, with the budget as it is and as the engine chooses it."""
-    names = ["none"]
+    """Trained drafters beside plain decoding, with several trees and with the budget as the engine chooses it; sampled
+    with the first tree."""
+    names, first = ["none"], ["none"]
     for name, options in heads.items():
-        for own in (f"{name}, trained", f"{name}, trained{ADAPTIVE}"):
-            METHODS[own] = name, {**options, "tree": TREES[batch]}
-            names.append(own)
-    return measure(measured, questions, others, names, settings, batch)
+        for tree in TREES[batch]:
+            METHODS[f"{name}, {tree}"] = name, {**options, "tree": tree}
+            names.append(f"{name}, {tree}")
+        first.append(f"{name}, {TREES[batch][0]}")
+        own = f"{name}{ADAPTIVE}"
+        METHODS[own] = name, {**options, "tree": TREES[batch][0]}
+        names.append(own)
+    return measure(measured, questions, others, names, [greedy, sampled], batch, {1: first})
 
 
 def measure(
@@ -96,18 +107,22 @@ def measure(
     names: list[str],
     settings: list[SamplingParams],
     batch: int = 1,
+    some: dict[int, list[str]] | None = None,
 ) -> list[dict[str, Any]]:
-    """One question after the other, or all in one batch; each by all methods in turn."""
+    """One question after the other, or all in one batch; each by all methods in turn, or with the settings of that
+    number by `some` of them."""
     llms = {name: start(measured, name, batch, others) for name in names}
     groups = [questions[i : i + batch] for i in range(0, len(questions), batch)]
     rows = []
-    for params in settings:
+    every = names
+    for number, params in enumerate(settings):
+        names = every if some is None else some.get(number, every)
         # Batches that were never met before are captured on the way, each in its turn: so they are met twice.
         for _ in range(1 if batch == 1 else 2):
             records = {name: Record() for name in names}
-            for number, group in enumerate(groups):
+            for turn, group in enumerate(groups):
                 for place in range(len(names)):
-                    name = names[(place + number) % len(names)]
+                    name = names[(place + turn) % len(names)]
                     _answer(llms[name], records[name], group, params)
         plain, judge = records[names[0]], llms[names[0]]
         for name in names:

@@ -214,7 +214,7 @@ def test_a_pass_that_broke_off_leaves_no_rows(monkeypatch: pytest.MonkeyPatch) -
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [6, 8, 16])
+@pytest.mark.parametrize("bits", [4, 6, 8, 16])
 @pytest.mark.parametrize("method", [*FEATURE, *SIDE])
 def test_a_folder_gives_back_what_was_trained(tmp_path: Path, method: str, bits: int) -> None:
     target = tiny()
@@ -227,7 +227,7 @@ def test_a_folder_gives_back_what_was_trained(tmp_path: Path, method: str, bits:
     assert loaded.ids is not None
     assert loaded.ids.tolist() == ids.tolist()
     for name, weight in made.state_dict().items():
-        step = weight.abs().max() / {6: 60, 8: 200, 16: 100}[bits]
+        step = weight.abs().max() / {4: 9, 6: 50, 8: 200, 16: 100}[bits]
         torch.testing.assert_close(loaded.state_dict()[name], weight, atol=float(step), rtol=0.0)
     with pytest.raises(ValueError, match="not draft"):
         read_head(tmp_path / "head", "draft")
@@ -259,7 +259,22 @@ def test_six_bits_are_four_numbers_in_three_bytes() -> None:
     assert odd.dtype == torch.int8, "what cannot be packed has 8 bits"
 
 
-@pytest.mark.parametrize("bits", [6, 8])
+def test_four_bits_are_two_numbers_in_a_byte() -> None:
+    matrix = torch.randn(7, 192, generator=torch.Generator().manual_seed(0))
+    matrix[3] = 0
+    matrix[4, :64] = torch.tensor([7.0, -7.0, 1.0, 0.0] * 16)
+    small = reduced({"w": matrix}, 4)
+    assert (small["w"].dtype, small["w"].shape, small["w.scale"].shape) == (torch.uint8, (7, 96), (7, 3))
+    assert small["w"][4, :2].tolist() == [15 << 4 | 1, 9 << 4 | 8]
+    back = expanded(small)["w"]
+    assert back[4, :64].tolist() == matrix[4, :64].tolist()
+    widest = matrix.view(7, 3, 64).abs().amax(2, keepdim=True) / 7
+    plain = (matrix.view(7, 3, 64) / widest.clamp_min(1e-9)).round() * widest
+    assert float((back - matrix).square().sum()) < 0.97 * float((plain.view(7, 192) - matrix).square().sum())
+    assert reduced({"w": matrix[:, :96]}, 4)["w"].dtype == torch.int8, "what cannot be packed has 8 bits"
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8])
 def test_small_weights_beside_large_ones_are_kept(bits: int) -> None:
     """As of inputs that differ much in size."""
     matrix = torch.randn(5, 128, generator=torch.Generator().manual_seed(0))
@@ -267,7 +282,7 @@ def test_small_weights_beside_large_ones_are_kept(bits: int) -> None:
     small = reduced({"w": matrix}, bits)
     assert small["w.scale"].shape == (5, 2)
     off = (expanded(small)["w"] - matrix).abs().amax(0)
-    assert float(off[64:].max()) < 0.01 * {6: 3, 8: 1}[bits] * 2
+    assert float(off[64:].max()) < 0.01 * {4: 12, 6: 3, 8: 1}[bits] * 2
 
 
 def test_scales_of_whole_rows_are_read_too() -> None:
@@ -289,6 +304,19 @@ def test_medusa_without_matrices_behind_its_blocks(tmp_path: Path) -> None:
     loaded = load_side_heads(read_head(tmp_path / "head"), target)
     state = torch.randn(3, target.config.hidden_size, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(loaded.states(state), made.states(state), rtol=0.02, atol=0.05)
+
+
+def test_medusa_may_have_several_blocks(tmp_path: Path) -> None:
+    target = tiny()
+    made = new_side_heads("medusa", target, 2, layers=3)
+    with torch.no_grad():
+        for weight in made.blocks.parameters():
+            weight.normal_(generator=torch.Generator().manual_seed(1))
+    write_head(tmp_path / "head", HeadFolder("medusa", {"num_heads": 2}, made.trained()))
+    loaded = load_side_heads(read_head(tmp_path / "head"), target)
+    state = torch.randn(3, target.config.hidden_size, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(loaded.states(state), made.states(state), rtol=0.05, atol=0.3)
+    assert loaded.layers == 3
 
 
 @pytest.mark.parametrize("inner", [None, 24])

@@ -20,7 +20,12 @@ class ShapeOptions:
 
     layers: Annotated[
         int | None,
-        typer.Option(min=1, help="draft: layers of the model.", show_default="2", rich_help_panel=SHAPE),
+        typer.Option(
+            min=1,
+            help="draft: layers of the model; medusa: blocks of each head.",
+            show_default="draft: 2, medusa: 1",
+            rich_help_panel=SHAPE,
+        ),
     ] = None
     hidden: Annotated[
         int | None,
@@ -191,7 +196,7 @@ class TrainOptions:
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Of answers, order and first weights.", rich_help_panel=LEARNING)] = 0
     bits: Annotated[
-        int, typer.Option(min=6, max=16, help="In which weights are stored, 16, 8 or 6.", rich_help_panel=LEARNING)
+        int, typer.Option(min=4, max=16, help="In which weights are stored, 16, 8, 6 or 4.", rich_help_panel=LEARNING)
     ] = 16
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.", rich_help_panel=DATA)] = 256
     longest: Annotated[
@@ -244,8 +249,8 @@ class TrainOptions:
         chosen = next((name for name in OPTIMIZERS if name == self.optimizer), None)
         if chosen is None:
             raise ValueError(f"there is no optimizer {self.optimizer!r}: use one of {', '.join(OPTIMIZERS)}")
-        if self.bits not in (6, 8, 16):
-            raise ValueError(f"--bits is {self.bits}: give 16, 8 or 6")
+        if self.bits not in (4, 6, 8, 16):
+            raise ValueError(f"--bits is {self.bits}: give 16, 8, 6 or 4")
         return Settings(
             method=method,
             options=method_options(method, shape.given()),

@@ -1,11 +1,11 @@
 """The folder of a trained drafter: config.json, model.safetensors and forerun.json.
 
-Tensors have the names that other engines give them. A matrix may be stored in 8 or in 6 bits, as `NAME` with scales in
+Tensors have the names that other engines give them. A matrix may be stored in 8, 6 or 4 bits, as `NAME` with scales in
 `NAME.scale`: a fraction of the size of float32, and the drafts hardly change, since rounding is far below what a head
-is wrong by anyway. 8 bits are int8; 6 bits are uint8, four numbers in three bytes. Every 64 numbers of a row have a
-scale: the inputs of a matrix can differ much in size, and where one scale serves a whole row, the weights of the large
-ones are lost. forerun.json says which method it is, which target it was made for, how it was trained and what was
-measured since.
+is wrong by anyway. 8 bits are int8; 6 bits are uint8, four numbers in three bytes; 4 bits are uint8, two in a byte.
+Every 64 numbers of a row have a scale: the inputs of a matrix can differ much in size, and where one scale serves a
+whole row, the weights of the large ones are lost. forerun.json says which method it is, which target it was made for,
+how it was trained and what was measured since.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from forerun.models.fields import read_json
 from forerun.models.store import MANIFEST, fresh_file, fresh_folder
 
 SCALE = ".scale"
-LEVELS = {8: 127, 6: 31}
+LEVELS = {8: 127, 6: 31, 4: 7}
 """The largest number, by bits."""
 BLOCK = 64
 """Numbers of a row that share a scale, where the row can be divided so."""
+NARROWER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
+"""Scales that are tried, as shares of the one that the largest number asks for: cutting it off may serve the others."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def read_head(folder: Path, method: str | None = None) -> HeadFolder:
 
 
 def write_head(out: Path, head: HeadFolder, *, bits: int = 16) -> None:
-    """All of it or nothing; matrices in bfloat16, or in 8 or 6 bits."""
+    """All of it or nothing; matrices in bfloat16, or in 8, 6 or 4 bits."""
     few = bits in LEVELS
     tensors = reduced(head.tensors, bits) if few else {name: _half(tensor) for name, tensor in head.tensors.items()}
     with fresh_folder(out) as part:
@@ -117,7 +119,7 @@ def update_manifest(folder: Path, **entries: Any) -> None:
 
 
 def reduced(tensors: Mapping[str, Tensor], bits: int = 8) -> dict[str, Tensor]:
-    """Matrices of floats in 8 bits or 6, each with its scales; the rest in bfloat16 or as it is."""
+    """Matrices of floats in 8 bits, 6 or 4, each with its scales; the rest in bfloat16 or as it is."""
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() != 2 or not tensor.is_floating_point():
@@ -125,14 +127,28 @@ def reduced(tensors: Mapping[str, Tensor], bits: int = 8) -> dict[str, Tensor]:
             continue
         wide = tensor.detach().to("cpu", torch.float32)
         rows, columns = wide.shape
-        packs = bits == 6 and columns % 4 == 0
-        most = LEVELS[6 if packs else 8]
-        blocks = wide.view(rows, -1, BLOCK if columns % BLOCK == 0 else columns)
-        scale = (blocks.abs().amax(2) / most).clamp_min(1e-30).to(torch.bfloat16)
-        whole = (blocks / scale.float()[:, :, None]).round().clamp(-most, most).to(torch.int8).view(rows, columns)
-        small[name] = _packed(whole) if packs else whole
+        own = bits if columns % {8: 1, 6: 4, 4: BLOCK}[bits] == 0 else 8
+        numbers, scale = _rounded(wide.view(rows, -1, BLOCK if columns % BLOCK == 0 else columns), LEVELS[own])
+        whole = numbers.to(torch.int8).view(rows, columns)
+        small[name] = _packed(whole) if own == 6 else _paired(whole) if own == 4 else whole
         small[name + SCALE] = scale
     return small
+
+
+def _rounded(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Whole numbers up to `most` for blocks [R, C, N], and the scales [R, C] with which they are nearest."""
+    widest = blocks.abs().amax(2) / most
+    best = torch.full_like(widest, torch.inf)
+    numbers, scales = torch.zeros_like(blocks), torch.zeros_like(widest)
+    for share in NARROWER if most < LEVELS[8] else NARROWER[:1]:
+        scale = (share * widest).clamp_min(1e-30).to(torch.bfloat16).float()
+        near = (blocks / scale[:, :, None]).round().clamp(-most, most)
+        error = (near * scale[:, :, None] - blocks).square().sum(2)
+        better = error < best
+        best = torch.where(better, error, best)
+        scales = torch.where(better, scale, scales)
+        numbers = torch.where(better[:, :, None], near, numbers)
+    return numbers, scales.to(torch.bfloat16)
 
 
 def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -145,15 +161,31 @@ def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if scale is None:
             whole[name] = tensor
             continue
-        packed = tensor.dtype == torch.uint8 and tensor.dim() == 2 and tensor.shape[1] % 3 == 0
-        numbers = _unpacked(tensor) if packed else tensor
         scales = scale[:, None] if scale.dim() == 1 else scale  # one for a whole row
-        fits = numbers.dim() == scales.dim() == 2 and len(scales) == len(numbers)
-        if not (packed or tensor.dtype == torch.int8) or not fits or numbers.shape[1] % scales.shape[1]:
+        numbers = _numbers(tensor, scales)
+        fits = numbers is not None and scales.dim() == 2 and len(scales) == len(numbers)
+        if numbers is None or not fits or numbers.shape[1] % scales.shape[1]:
             raise ValueError(f"the scale of {name} does not fit it: fetch or train the drafter again")
         parts = numbers.float().view(*scales.shape, -1) * scales.float()[:, :, None]
         whole[name] = parts.view(numbers.shape)
     return whole
+
+
+def _numbers(stored: Tensor, scales: Tensor) -> Tensor | None:
+    """[R, C]; None for what no matrix is stored as. Only matrices of whole blocks are stored in 4 bits."""
+    if stored.dim() != 2 or scales.dim() != 2:
+        return None
+    if stored.dtype == torch.uint8:
+        if 2 * stored.shape[1] == BLOCK * scales.shape[1]:
+            return torch.stack([stored >> 4, stored & 15], 2).flatten(1).int() - 8
+        return _unpacked(stored) if stored.shape[1] % 3 == 0 else None
+    return stored if stored.dtype == torch.int8 else None
+
+
+def _paired(numbers: Tensor) -> Tensor:
+    """Numbers from -7 to 7, [R, 2 C] → [R, C]."""
+    high, low = (numbers + 8).to(torch.uint8).view(len(numbers), -1, 2).unbind(2)
+    return high << 4 | low
 
 
 def _packed(numbers: Tensor) -> Tensor:

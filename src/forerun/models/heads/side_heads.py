@@ -3,7 +3,7 @@
 Head k reads the state that the target's own output head reads, and guesses the token k + 1 places behind the one that
 state gives. Each makes a state of its own and hands it to the target's output head, cut to the draft vocabulary:
 
-    medusa      A_k (x + SiLU(W_k x + b_k))                                            (Cai et al., 2024)
+    medusa      A_k (x + SiLU(W_k x + b_k)), one such block or several one behind the other   (Cai et al., 2024)
     blockwise   x + V_k ReLU(W x + b), a hidden layer that all heads share, V_k its own  (Stern et al., 2018)
 
 Medusa gives every head an output matrix of its own. Here that is the target's, E, with a square matrix before it: E A_k
@@ -29,9 +29,9 @@ SPREAD = 0.02
 
 
 class MedusaBlock(nn.Module):
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(hidden, hidden)])
+        self.layers = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -41,18 +41,24 @@ class MedusaBlock(nn.Module):
 
 class SideHeads(nn.Module):
     def __init__(
-        self, method: str, target: Transformer, count: int, ids: Tensor | None = None, inner: int | None = None
+        self,
+        method: str,
+        target: Transformer,
+        count: int,
+        ids: Tensor | None = None,
+        inner: int | None = None,
+        layers: int = 1,
     ) -> None:
         """`count` heads; `ids` is the draft vocabulary, `inner` the width of blockwise's hidden layer, the target's
-        where None; for medusa 0 leaves the square matrices out."""
+        where None; for medusa 0 leaves the square matrices out. `layers` are the blocks of each of Medusa's heads."""
         super().__init__()
         assert method in METHODS
-        self.method, self.count, self.ids, self.inner = method, count, ids, inner
+        self.method, self.count, self.ids, self.inner, self.layers = method, count, ids, inner, layers
         self.layer = len(target.config.layers)
         """Whose states are read: behind the last layer, before the final norm."""
         hidden = target.config.hidden_size
         if method == "medusa":
-            self.blocks = nn.ModuleList(MedusaBlock(hidden) for _ in range(count))
+            self.blocks = nn.ModuleList(MedusaBlock(hidden, layers) for _ in range(count))
             width, squares = hidden, 0 if inner == 0 else count
         else:
             width, squares = inner or hidden, count
@@ -105,10 +111,11 @@ def new_side_heads(
     *,
     ids: Tensor | None = None,
     inner: int | None = None,
+    layers: int = 1,
     seed: int = 0,
 ) -> SideHeads:
     """Heads to be trained, in float32. At first each says what the target's own head says."""
-    heads = SideHeads(method, target, count, ids, inner)
+    heads = SideHeads(method, target, count, ids, inner, layers)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in heads.named_parameters():
@@ -129,13 +136,15 @@ def load_side_heads(folder: HeadFolder, target: Transformer) -> SideHeads:
     count = folder.config.get("num_heads")
     if type(count) is not int or not 1 <= count <= 64:
         raise ValueError(f"{folder.path}: config.json says num_heads is {count!r}: train the drafter again")
+    layers = 1
     if folder.method == "medusa":
+        layers = max(1, sum(name.startswith("blocks.0.") and name.endswith(".weight") for name in folder.tensors))
         inner = None if "outputs.0.weight" in folder.tensors else 0
     else:
         units = folder.tensors.get("hidden.bias")
         inner = None if units is None else len(units)
     with torch.device("meta"):
-        heads = SideHeads(folder.method, target, count, ids, inner)
+        heads = SideHeads(folder.method, target, count, ids, inner, layers)
     weights: dict[str, Tensor] = {"lm_head.weight": target.head_rows(ids)}
     for name, like in heads.state_dict().items():
         if name in weights:
@@ -150,7 +159,7 @@ def load_side_heads(folder: HeadFolder, target: Transformer) -> SideHeads:
 def frozen_side_heads(heads: SideHeads, target: Transformer) -> SideHeads:
     """A copy to draft with, as the heads are now, in the target's precision."""
     with torch.device("meta"):
-        copy = SideHeads(heads.method, target, heads.count, heads.ids, heads.inner)
+        copy = SideHeads(heads.method, target, heads.count, heads.ids, heads.inner, heads.layers)
     weights = {name: weight.detach().clone().to(target.dtype) for name, weight in heads.state_dict().items()}
     copy.load_state_dict(weights, assign=True)
     return copy.requires_grad_(False).eval()
@@ -165,7 +174,7 @@ def side_config(heads: SideHeads, target: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": target.get("vocab_size"),
         "truncated_vocab_size": heads.vocabulary,
         "num_heads": heads.count,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": heads.layers,
         "medusa_fc_bias": True,
         "dtype": "bfloat16",
     }

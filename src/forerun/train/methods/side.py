@@ -46,6 +46,8 @@ class SideOptions:
     inner: int | None = None
     """blockwise: the width of the hidden layer; the target's where None. Stern's was as many times that as there are
     heads."""
+    layers: int = 1
+    """medusa: blocks of each head."""
     soft: float = 1.0
     """How much the target's law counts; the rest goes to the token that was written."""
     backbone: bool = False
@@ -61,8 +63,10 @@ class SideMethod:
         ids = draft_vocabulary(task, options.draft_vocabulary)
         if name == "medusa" and options.inner is not None:
             raise ValueError("medusa has no option --inner: its blocks are as wide as the target")
+        if name == "blockwise" and options.layers != 1:
+            raise ValueError("blockwise has no option --layers: it has one hidden layer, --inner wide")
         self.heads: SideHeads = new_side_heads(
-            name, task.target, options.heads, ids=ids, inner=options.inner, seed=task.seed
+            name, task.target, options.heads, ids=ids, inner=options.inner, layers=options.layers, seed=task.seed
         )
         self._rows = task.target.head_rows(ids)
         self._places = label_places(ids, task.target.vocab_size, task.target.device)
