@@ -59,7 +59,11 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
     lines = []
     for number, each in enumerate(reversed(stages), start=1):
         options, loop, made = each["options"]["options"], each["options"]["loop"], each["provenance"]
-        chosen = ", ".join(f"{name} {value}" for name, value in options.items() if value not in (None, False))
+        kept = ("draft_vocabulary",) if each.get("began") else ()  # of the one that it went on from
+        told = {name: value for name, value in options.items() if value not in (None, False) and name not in kept}
+        chosen = ", ".join(f"{name} {value}" for name, value in told.items())
+        more = each["options"].get("emphasis") or {}
+        chosen += "".join(f", {name} prompts {times} times as often" for name, times in dict(more).items())
         found = each["tokens_per_pass"]
         lines.append(
             f"{number}. {each['steps']:,} steps of {loop['batch_tokens'] or loop['batch']:,} "
@@ -70,12 +74,12 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
             f"{found['before']:.2f} before. Commit {(made['git'] or {}).get('commit', 'unknown')[:9]}."
         )
     data = manifest["data"]
-    told = (
+    source = (
         f"On {data['answer_tokens']:,} tokens that the target wrote itself, in {data['texts']:,} answers to "
         f"{data['prompts']:,} prompts ([which](../DATA.md)), a part greedily and the rest at temperature 1. Weights "
-        f"are stored in {manifest['options']['bits']} bits."
+        f"are stored in {manifest.get('stored_bits', manifest['options']['bits'])} bits."
     )
-    return "\n".join([told, "", *lines])
+    return "\n".join([source, "", *lines])
 
 
 def _measured(method: str, rows: list[Mapping[str, Any]], commit: str) -> str:

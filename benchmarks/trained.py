@@ -3,7 +3,10 @@
     python -m benchmarks.trained --questions FILE --out results/trained.json
 
 The drafters are those that come with Forerun, or with --drafters FOLDER those of its subfolders. At temperature 0 every
-text is compared with plain decoding's, at temperature 1 every seeded one. `--json` is written after each case.
+text is compared with plain decoding's, at temperature 1 every seeded one. The file is written after each case; those of
+several runs side by side are joined with
+
+    python -m benchmarks.trained --join PART PART … --out results/trained.json
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ GREEDY = (
     Case("blockwise", "3"),
     Case("parallel"),
     Case("draft", "5"),
+    Case("draft", "8"),
     Case("draft", "dynamic:10,6,60"),
 )
 SAMPLED = (
@@ -79,7 +83,7 @@ SAMPLED = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=Path, required=True, help="JSON lines in Spec-Bench's form")
+    parser.add_argument("--questions", type=Path, help="JSON lines in Spec-Bench's form")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--drafters", type=Path, help="a folder with a trained drafter in each subfolder")
     parser.add_argument("--model", default=MODEL)
@@ -90,14 +94,26 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="questions of each category")
     parser.add_argument("--methods", help="only these, with commas between")
     parser.add_argument("--temperatures", default="0,1")
+    parser.add_argument("--cases", help='only these, by drafter, tree and rule, as "eagle3 static:60;parallel"')
+    parser.add_argument(
+        "--join", type=Path, nargs="+", help="files of runs on one commit, machine and set of questions"
+    )
     args = parser.parse_args()
+    if args.join:
+        args.out.write_text(json.dumps(joined([json.loads(part.read_text("utf-8")) for part in args.join]), indent=1))
+        return
+    if args.questions is None:
+        parser.error("give --questions")
     questions = read_questions(args.questions, per_category=args.limit)
     loaded = LoadedModel.load(args.model, dtype=args.dtype, device=args.device)
     wanted = None if args.methods is None else args.methods.split(",")
+    labels = None if args.cases is None else args.cases.split(";")
     cases = [
         case
         for case in (*GREEDY, *SAMPLED)
-        if (wanted is None or case.method in wanted) and f"{case.temperature:g}" in args.temperatures.split(",")
+        if (wanted is None or case.method in wanted)
+        and (labels is None or case.label in labels)
+        and f"{case.temperature:g}" in args.temperatures.split(",")
     ]
     arguments = {"model": args.model, "dtype": args.dtype, "batch": args.batch, "max_tokens": args.max_tokens}
     result: dict[str, Any] = {
@@ -119,6 +135,17 @@ def main() -> None:
         first = rows[0]
         told_of = f"{first['tokens_per_pass']:.2f}" if "error" not in first else first["error"]
         print(f"{case.label} at {case.temperature:g}: {told_of} ({time.perf_counter() - start:.0f} s)", file=sys.stderr)
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of several, whose rows are in the order of the cases."""
+    made_with = [{**part["provenance"], "time": ""} for part in parts]
+    if any(other != made_with[0] for other in made_with):
+        raise SystemExit("the parts were not measured alike: join runs of one commit, machine and set of questions")
+    order = [(case.label, case.temperature, case.seeded) for case in (*GREEDY, *SAMPLED)]
+    rows = [row for part in parts for row in part["rows"]]
+    rows.sort(key=lambda row: order.index((row["label"], row["temperature"], row["seeded"])))
+    return {"provenance": {**parts[0]["provenance"], "joined": len(parts)}, "rows": rows}
 
 
 def write(

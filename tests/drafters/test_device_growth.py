@@ -148,7 +148,8 @@ def test_fewer_nodes_than_levels() -> None:
         layer.fill_(7.0)
     drafter.draft([text], [Budget(2, 5)])
     written = (cache.storage.keys[0] != 7.0).flatten(1).any(1).nonzero()[:, 0].tolist()
-    assert written == sorted(cache.slots(text.id)[1].tolist())
+    reserved = sorted(cache.slots(text.id)[1].tolist())
+    assert written == reserved[:-1]  # two nodes call for a width of three, and there is room for four
 
 
 def test_a_draft_vocabulary_below_the_width_goes_the_other_way() -> None:

@@ -16,7 +16,7 @@ from forerun.core.noise import uniform
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
-from forerun.drafters import host_growth
+from forerun.drafters import growth_in_c, host_growth
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.growing import grow
 from forerun.drafters.growth_in_c import GrowthInC
@@ -201,6 +201,7 @@ def test_a_head_in_c_drafts_what_it_drafts_in_tensors(
         return in_c(*given)
 
     monkeypatch.setattr(GrowthInC, "grow", counted)
+    monkeypatch.setattr(growth_in_c, "least_chance", lambda head: 0.0)  # to its last level, as in tensors
 
     def live(quick: bool) -> list[list[tuple[int, ...]]]:
         monkeypatch.setattr(HeadRun, "grow", itself if quick else lambda *given: None)

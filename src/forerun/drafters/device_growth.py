@@ -4,6 +4,8 @@ itself are one graph, which the host launches and does not wait for.
 It is `growing` for heads, with every shape known beforehand: a level has `width` rows for each text, whether they are
 worth anything or not, and a tree as many levels as the specification has. What a text's budget forbids gets no slot and
 no value. It serves requests whose law is a plain softmax: greedy ones, and seeded ones that cut nothing off.
+
+Between two passes there are a handful of launches (`kernels/growth.py`): a head's pass is so short that they count.
 """
 
 from __future__ import annotations
@@ -17,19 +19,31 @@ import torch
 from torch import Tensor
 
 from forerun.core.drawing import Drawing
-from forerun.core.noise import Purpose, row_key, uniform
+from forerun.core.noise import Purpose, gumbel, row_key
 from forerun.core.sequence import Sequence
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.kernels.attention import WORD, PackedRows
+from forerun.kernels.growth import (
+    Chosen,
+    Nodes,
+    Race,
+    Texts,
+    best_children,
+    grow_level,
+    lay_out_on_device,
+    noise_on_device,
+)
+from forerun.kernels.kernel import Kernel
 from forerun.models.batch import Batch
 from forerun.models.heads.feature_head import FeatureHead
-from forerun.models.static.buffers import BLOCK, Bucket, Buffers, fill
+from forerun.models.static.buffers import Bucket, Buffers, fill
 from forerun.models.static.capture import Replayed
+from forerun.models.static.rows import scores
 from forerun.models.storage import Storage
-from forerun.trees.dynamic import Frontier, expand_and_rerank
+from forerun.trees.dynamic import rerank
 
 TABLE = ("tokens", "positions", "depths", "nodes", "seeds", "raced")
 """What the host tells of each text: its root, how deep its tree may get and how many nodes it may have, its noise."""
@@ -38,6 +52,37 @@ TABLE = ("tokens", "positions", "depths", "nodes", "seeds", "raced")
 def fits(spec: TreeSpec) -> bool:
     """Whether the rows below the root have their bits in one word of a mask."""
     return spec.dynamic and spec.width * (spec.depth - 1) <= WORD
+
+
+def _plain_noise(seeds: Tensor, positions: Tensor, ids: Tensor, ahead_of: int) -> Tensor:
+    """[B, V] what the target's race of the tokens `ids` [V] adds to their scores, at `positions` [B] + `ahead_of`."""
+    return gumbel(row_key(seeds, positions + ahead_of, Purpose.TOKEN)[:, None], ids)
+
+
+def _plain_tree(starts: Tensor, limits: Tensor, grown: Nodes, spec: TreeSpec) -> DraftTree:
+    """Of all that was grown on roots at `starts` [B] what a tree keeps; `limits` [B] say how many nodes it may have."""
+    trees = rerank(grown.tokens, grown.parents, grown.values, 1 + spec.size)
+    kept = torch.arange(1 + spec.size, device=starts.device) <= limits[:, None]
+    return DraftTree.build(
+        trees.tokens,
+        torch.where(kept, trees.parents, -1),
+        starts,
+        Drawing.FIXED,
+        max_depth=spec.depth,
+        width=spec.width,
+        check=False,
+    )
+
+
+def _tree_on_device(starts: Tensor, limits: Tensor, grown: Nodes, spec: TreeSpec) -> DraftTree:
+    tables = lay_out_on_device(grown, limits, starts, size=1 + spec.size, width=spec.width, depth=spec.depth)
+    return DraftTree(
+        **vars(tables), drawing=Drawing.FIXED, q=None, q_rows=None, max_depth=spec.depth, max_draws=spec.size
+    )
+
+
+token_noise = Kernel("token_noise", noise_on_device, _plain_noise)
+best_tree = Kernel("best_tree", _tree_on_device, _plain_tree)
 
 
 @dataclass(frozen=True)
@@ -69,7 +114,10 @@ class DeviceGrowth:
         self.table = torch.zeros(len(TABLE), texts, dtype=torch.int64, device=head.device)
         self.heat = torch.ones(texts, device=head.device)
         columns = head.vocab_size if head.ids is None else head.ids.shape[0]
-        self.ids = torch.arange(columns, device=head.device) if head.ids is None else head.ids
+        self.ids = torch.arange(columns, device=head.device) if head.ids is None else head.ids.contiguous()
+        self.each = torch.arange(texts * spec.width, device=head.device)
+        self.starts = torch.arange(texts, device=head.device) * spec.width
+        self.tails = [torch.full_like(self.starts, level * spec.width) for level in range(spec.depth)]
         self.storage = weakref.ref(storage)
         self.run = Replayed(self._launch, head.static.graphs, pool, f"trees of {texts} texts")
 
@@ -98,88 +146,55 @@ class DeviceGrowth:
         assert storage is not None
         told = dict(zip(TABLE, self.table.unbind(), strict=True))
         spec, texts = self.spec, self.table.shape[1]
-        width, depth = spec.width, spec.depth
-        first = self.rows.run(self.text, storage)
-        packed = self.text.packed
-        lengths = packed.contexts + packed.tails  # of the texts, as the head reads them
-        roots = first.features[1].index_select(0, self.text.wanted[:texts])
-        made = self.head.next_states(roots)[:, None]  # [B, 1 + I, H] the root's first
-        bits = torch.zeros_like(lengths)[:, None]  # [B, 1 + I] what each has above it, and itself, among the drafted
-        grown = 1 + width + width * width * (depth - 1)
-        places = torch.zeros(texts, grown, dtype=torch.int64, device=made.device)  # of grown nodes in `made`
+        rows = self.text.wanted[:texts]
+        on = Texts(told["tokens"], rows, told["depths"], self.text.packed)
+        grown = Nodes.room(texts, spec.width, spec.depth, self.table.device)
+        read, made = self.rows.states(self.text, storage)
+        read = read.index_select(0, rows)
+        chosen: Chosen | None = None
+        for level in range(spec.depth):
+            if chosen is not None:
+                brought = self.head.next_states(made[1].index_select(0, chosen.origins))
+                read, made = self.rows.states(self._rows_of(chosen, brought, level), storage)
+            logits = scores(self.head.head, read).float()
+            shares, columns = (
+                each.view(texts, -1, spec.width) for each in best_children(logits, spec.width, self._race(level, told))
+            )
+            chosen = grow_level(
+                shares,
+                columns,
+                self.ids,
+                on,
+                grown,
+                chosen,
+                level=level,
+                context_length=self.head.context_length,
+                last=level == spec.depth - 1,
+            )
+        return best_tree(told["positions"], told["nodes"], grown, spec)
 
-        def children(frontier: Frontier) -> tuple[Tensor, Tensor]:
-            nonlocal made, bits
-            level = frontier.depth
-            logits = first.logits[:texts, None]
-            if level:
-                parents = places.gather(1, frontier.parents)  # [B, W]
-                own = torch.arange(width, device=parents.device) + (level - 1) * width
-                seen = bits.gather(1, parents) | (torch.ones_like(own) << own)
-                states = made.gather(1, parents[:, :, None].expand(-1, -1, made.shape[2]))
-                rows = self._level(frontier.tokens, states, seen, lengths, own, level, told["depths"])
-                result = self.rows.run(rows, storage)
-                made = torch.cat([made, self.head.next_states(result.features[1]).view(texts, width, -1)], 1)
-                bits = torch.cat([bits, seen], 1)
-                places.scatter_(1, frontier.nodes, (1 + own).expand(texts, -1))
-                logits = result.logits.view(texts, width, -1)
-            shares, columns = self._shares(logits, level, told).topk(width)
-            shares = shares.masked_fill((level >= told["depths"])[:, None, None], -torch.inf)
-            return self.ids[columns], shares
-
-        trees = expand_and_rerank(told["tokens"], children, width=width, depth=depth, size=1 + spec.size)
-        kept = torch.arange(1 + spec.size, device=made.device) <= told["nodes"][:, None]
-        return DraftTree.build(
-            trees.tokens,
-            torch.where(kept, trees.parents, -1),
-            told["positions"],
-            Drawing.FIXED,
-            max_depth=depth,
-            width=width,
-            check=False,
+    def _rows_of(self, chosen: Chosen, brought: Tensor, level: int) -> Level:
+        """Rows of a text with neither slots nor depth left are computed for nothing, and see what is there."""
+        packed = replace(
+            self.text.packed,
+            starts=self.starts,
+            counts=chosen.counts,
+            contexts=chosen.contexts,
+            tails=self.tails[level],
+            mask=chosen.mask,
+            positions=chosen.positions,
+            max_rows=self.spec.width,
         )
+        rows = self.each.shape[0]
+        bucket = replace(self.text.bucket, rows=rows, tail=level * self.spec.width, wanted=rows)
+        return Level(bucket, chosen.tokens, chosen.positions, chosen.slots, self.each, brought, packed)
 
-    def _level(
-        self, tokens: Tensor, states: Tensor, seen: Tensor, lengths: Tensor, own: Tensor, level: int, depths: Tensor
-    ) -> Level:
-        """Nodes [B, W] as rows behind the text; `own` are their numbers among the drafted ones."""
-        texts, width = tokens.shape
-        packed, device = self.text.packed, tokens.device
-        at = lengths[:, None] + own
-        block = packed.blocks.gather(1, (at // BLOCK).clamp_max(packed.blocks.shape[1] - 1))
-        there = (packed.counts > 0) & (level < depths)
-        slots = torch.where(there[:, None], block * BLOCK + at % BLOCK, -1)
-        # Also rows that are computed for nothing, at the end of the context, are turned by some position.
-        last = (lengths - 1 + level).clamp(0, self.head.context_length - 1)
-        positions = last[:, None].expand(-1, width).reshape(-1).contiguous()
-        # Rows of a text with neither slots nor depth left are computed for nothing, and see what is there.
-        of_level = PackedRows(
-            starts=torch.arange(texts, device=device) * width,
-            counts=torch.where(there, width, 0),
-            contexts=lengths,
-            tails=torch.full_like(lengths, level * width),
-            blocks=packed.blocks,
-            mask=seen.reshape(-1, 1).contiguous(),
-            positions=positions,
-            max_rows=width,
-            max_context=packed.max_context,
-            block_size=BLOCK,
-        )
-        bucket = replace(self.text.bucket, rows=texts * width, tail=level * width, wanted=texts * width)
-        wanted = torch.arange(texts * width, device=device)
-        brought = states.reshape(texts * width, -1).contiguous()
-        return Level(bucket, tokens.reshape(-1), positions, slots.reshape(-1), wanted, brought, of_level)
-
-    def _shares(self, logits: Tensor, level: int, told: dict[str, Tensor]) -> Tensor:
-        """The logarithms of the candidates' shares, [B, F, Vd]: of q, or of (q/E)^(1/tau) where the text has noise."""
-        scores = logits.float().nan_to_num()
-        if self.raced:
-            keys = row_key(told["seeds"], told["positions"] + 1 + level, Purpose.TOKEN)
-            u = uniform(keys[:, None], self.ids)
-            noise = -(-(u + 2.0**-53).log()).log().to(scores.dtype)  # [B, Vd], shared by the nodes of a depth
-            raced = (scores / self.heat[:, None, None] + noise[:, None]) / self.tau
-            scores = torch.where((told["raced"] > 0)[:, None, None], raced, scores)
-        return scores.log_softmax(-1)
+    def _race(self, level: int, told: dict[str, Tensor]) -> Race | None:
+        """Candidates are ranked by q, or by (q/E)^(1/tau) where the text has noise; its nodes of a depth share it."""
+        if not self.raced:
+            return None
+        noise = token_noise(told["seeds"], told["positions"], self.ids, 1 + level)
+        return Race(noise, self.heat, told["raced"], self.tau)
 
 
 def among(tree: DraftTree, members: Many[int], sequences: Many[Sequence]) -> DraftTree:

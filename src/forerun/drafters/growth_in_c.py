@@ -14,19 +14,38 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.feature_head import FeatureHead
-from forerun.models.native.growth import WIDEST, Root, TreeInC
+from forerun.models.native.amx import weights_read
+from forerun.models.native.growth import LONGEST, WIDEST, Race, Text, TreeInC
 from forerun.models.storage import Storage
+
+TOKENS = 3.0
+"""A step brings about so many."""
+HIGHEST_LEAST = 0.25
+"""Of a head that is large beside its target no more is asked than this."""
+
+
+def least_chance(head: FeatureHead) -> float:
+    """How likely a text must be to get to a level for the level to be worth its pass. It may bring one more token. It
+    takes as long as its weights take to read, a step about as long as the target's, and that one brings a few."""
+    assert head.amx is not None
+    size = 1 if head.amx.in_bytes else 2
+    share = size * weights_read(head.config) / (2 * weights_read(head.target_config))
+    return min(HIGHEST_LEAST, TOKENS * share)
 
 
 class GrowthInC:
-    """Of one head."""
+    """Of one head. Its trees are those of `host_growth`, but that they end where going on would not pay."""
 
     def __init__(self, head: FeatureHead) -> None:
         self.head = head
+        self.least = least_chance(head) if head.amx is not None else 0.0
         self.known: dict[tuple[int, int], TreeInC] = {}
 
-    def takes(self, spec: TreeSpec) -> bool:
+    def takes(self, spec: TreeSpec, unread: int) -> bool:
+        """Whether it grows such a tree behind a text of which so many rows are unread."""
         head = self.head
+        if unread > LONGEST:
+            return False
         fits = spec.dynamic and spec.width <= min(WIDEST, head.vocab_size) and choice.library() is not None
         return fits and head.amx is not None and head.entry() is not None
 
@@ -35,26 +54,22 @@ class GrowthInC:
         spec: TreeSpec,
         sequence: Sequence,
         budget: Budget,
-        logits: Tensor,
-        state: Tensor,
+        states: Tensor,
         slots: NDArray[np.int64],
         storage: Storage,
         tau: float,
     ) -> DraftTree:
-        """logits [1, Vd] and state [H] are the root's; `slots` those of the head's text and of the rows behind it."""
+        """`states` [n, H] are what the rows of the text bring that the head has not read, the root's last; `slots` are
+        those of the head's text and of the rows behind it."""
         depth = max(0, min(spec.depth, budget.depth, budget.nodes))
-        raced = sequence.coupled and not sequence.params.greedy
-        tree, keys = self._tree(spec), [0]
-        if raced:
+        race = None
+        if sequence.coupled and not sequence.params.greedy:
             at = sequence.position + 1 + torch.arange(depth)
             keys = row_key(torch.tensor(sequence.seed), at, Purpose.TOKEN).tolist()
-        heat = sequence.params.temperature
-        places, shares = choice.candidates(
-            logits, tree.kept["ids"], spec.width, temperature=[heat], keys=keys[:1], raced=[raced], tau=tau
-        )
-        root = Root(sequence.tokens[-1], state, places[0], shares[0], keys, heat, raced)
+            race = Race(keys, sequence.params.temperature)
+        text = Text(sequence.tokens[-states.shape[0] :], states, slots, len(sequence.tokens) - 1)
         size = 1 + max(0, min(spec.size, budget.nodes))
-        grown = tree.grow(root, slots, len(sequence.tokens) - 1, storage, size, depth, tau)
+        grown = self._tree(spec).grow(text, race, storage, size, depth, tau, self.least)
         return DraftTree.of_lists([grown], [sequence.position])
 
     def _tree(self, spec: TreeSpec) -> TreeInC:

@@ -250,12 +250,13 @@ class HeadRun(Run):
     def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], tau: float) -> DraftTree | None:
         if not plain_laws(sequences):
             return None
-        if len(sequences) == 1 and all(self.takes_part) and self._ahead.in_c.takes(spec):
-            logits = self.quick_roots()
-            slots, storage = self._texts[0].slots, self._cache.storage
-            return self._ahead.in_c.grow(
-                spec, sequences[0], budgets[0], logits, self._states[0][0], slots, storage, tau
-            )
+        if len(sequences) == 1 and all(self.takes_part) and self._ahead.in_c.takes(spec, self.unread(0)):
+            assert self._brought is not None
+            slots, storage = torch.cat(self._slots[0]).numpy(), self._cache.storage
+            self.sound = False
+            tree = self._ahead.in_c.grow(spec, sequences[0], budgets[0], self._brought, slots, storage, tau)
+            self.sound = True
+            return tree
         if self._head.amx is not None and fits(spec):
             return grow_on_host(spec, sequences, self, budgets, tau)
         batch = self._brought_rows()

@@ -163,6 +163,8 @@ class Transformer(nn.Module):
     """A `TargetModel`. Build it under `torch.device("meta")` to give it the tensors of a checkpoint."""
 
     branches = True
+    only_drafts = False
+    """What it says is checked by another model, so its weights may be rounded where that is faster."""
     ids: Tensor | None = None
     """[vocab_size] the target's id of each column of the logits, where a draft speaks fewer tokens than it reads."""
     feature_like: Tensor | None = None
@@ -217,7 +219,8 @@ class Transformer(nn.Module):
                     if isinstance(part, nn.Linear):
                         drop(part)
 
-        packed = amx.AmxPass(self.config, layers(), _weight(self.model.norm), self.lm_head.weight.data)
+        norm, head = _weight(self.model.norm), self.lm_head.weight.data
+        packed = amx.AmxPass(self.config, layers(), norm, head, in_bytes=self.only_drafts)
         if not self.config.tied:
             drop(self.lm_head)
         return packed

@@ -106,7 +106,10 @@ def expand_and_rerank(
         grown += nodes.nodes.shape[1]
         if level < depth:
             frontier = _most_valuable(nodes, width)
-    return _rerank(levels, size)
+    tokens, parents, log_values = (
+        torch.cat([getattr(level, name) for level in levels], dim=1) for name in ("tokens", "parents", "log_values")
+    )
+    return rerank(tokens, parents, log_values, size)
 
 
 def _grow(frontier: Frontier, children: Children, first: int) -> Frontier:
@@ -152,17 +155,17 @@ def _most_valuable(level: Frontier, width: int) -> Frontier:
     )
 
 
-def _rerank(levels: list[Frontier], size: int) -> Grown:
-    """The root and the `size - 1` most valuable of all grown nodes, parents renumbered.
+def rerank(tokens: Tensor, parents: Tensor, log_values: Tensor, size: int) -> Grown:
+    """The root and the `size - 1` most valuable of all grown nodes [B, G], parents renumbered.
 
     One stable sort does it: the root is first with log V = 0, no ancestor comes after its descendant, and
     what does not exist is last with -inf.
     """
-    missing = max(0, size - sum(level.nodes.shape[1] for level in levels))
+    missing = max(0, size - tokens.shape[1])
     pad = torch.nn.functional.pad
-    tokens = pad(torch.cat([level.tokens for level in levels], dim=1), (0, missing), value=0)  # [B, N], N ≥ size
-    parents = pad(torch.cat([level.parents for level in levels], dim=1), (0, missing), value=-1)
-    log_values = pad(torch.cat([level.log_values for level in levels], dim=1), (0, missing), value=-math.inf)
+    tokens = pad(tokens, (0, missing), value=0)  # [B, N], N ≥ size
+    parents = pad(parents, (0, missing), value=-1)
+    log_values = pad(log_values, (0, missing), value=-math.inf)
 
     log_values, order = log_values.sort(dim=1, descending=True, stable=True)  # [B, N]
     # The inverse permutation: the column to which each grown node has moved.

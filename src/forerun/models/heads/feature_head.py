@@ -88,6 +88,8 @@ class FeatureHead(Transformer):
     """Rows bring the state before their token (`Batch.features`); `features[1]` of a pass is what comes next, by way
     of `next_states`."""
 
+    only_drafts = True
+
     def __init__(
         self,
         method: str,
@@ -114,6 +116,10 @@ class FeatureHead(Transformer):
     @property
     def feature_like(self) -> Tensor:  # type: ignore[override]
         return self._any_norm.weight
+
+    @property
+    def target_config(self) -> ModelConfig:
+        return self._target[0].config
 
     def fuse(self, states: Mapping[int, Tensor]) -> Tensor:
         """What rows bring, from the target's hidden states [..., H] behind the tapped layers."""

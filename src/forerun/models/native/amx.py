@@ -1,12 +1,13 @@
 """A bfloat16 pass in one call, for Llama-like models on a CPU with AMX; `amx.c` has the arithmetic.
 
+A model that only drafts may have its weights in bytes, half as much to read: nobody's text depends on their last bits.
+
 Its rows are the same bit for bit whatever stands beside them: alone, in a chain, in a tree, in a batch.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from torch import Tensor
 from forerun.core.native import build
 from forerun.models.batch import Batch, Segment
 from forerun.models.config import ModelConfig, Rope
+from forerun.models.native.shelf import BYTE_TILE, Shelf
 from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
 from forerun.models.target import Output
 
-FLAGS = ["-O3", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")), "-mamx-tile", "-mamx-bf16"]
+FLAGS = ["-O3", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")), "-mamx-tile"]
+FLAGS += ["-mamx-bf16", "-mamx-int8"]
 LANES = 16
 """Queries that look at a key together: so many heads may share one."""
 WIDEST_HEAD = 256
@@ -42,17 +45,18 @@ def structure(name: str, fields: str) -> type[ctypes.Structure]:
 
 Layer = structure(
     "Layer",
-    "*qkv, *out, *gate_up, *down, *input_norm, *inner_norm, *q_norm, *k_norm, *beside_norm, *qkv_bias, *out_bias, rope",
+    "*qkv, *qkv_scales, *out, *out_scales, *gate_up, *gate_up_scales, *down, *down_scales, "
+    "*input_norm, *inner_norm, *q_norm, *k_norm, *beside_norm, *qkv_bias, *out_bias, rope",
 )
 Model = structure(
     "Model",
-    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, ~eps, ~scale",
+    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, *head_scales, ~eps, ~scale",
 )
 Pass = structure(
     "Pass",
     "rows, segments, wanted, slots, threads, *x, *beside, *cosine, *sine, *cache, *row_slots, *first_row, *first_key, "
     "*keys, *prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *peaks, *highest, *likeliest, "
-    "*normed, *queries, *mixed, *act, *qkv, *scores, score_size",
+    "*normed, *queries, *mixed, *act, *qkv, *scores, score_size, *row_scales",
 )
 
 
@@ -60,7 +64,7 @@ Pass = structure(
 def library() -> ctypes.CDLL | None:
     """None where the processor, the system or the compiler is not up to it."""
     features = torch.cpu.get_capabilities()
-    needed = ("amx_bf16", "amx_tile", "avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_bf16")
+    needed = ("amx_bf16", "amx_int8", "amx_tile", "avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_bf16")
     if platform.system() != "Linux" or not all(features.get(name) for name in needed):
         return None
     found = build.load(Path(__file__).with_suffix(".c"), FLAGS)
@@ -75,32 +79,6 @@ def supports(config: ModelConfig) -> bool:
     heads = config.head_dim % 64 == 0 and config.head_dim <= WIDEST_HEAD and config.heads // config.kv_heads <= LANES
     aligned = all(size % 32 == 0 for size in inputs)
     return plain and layers and heads and aligned and library() is not None
-
-
-class Shelf:
-    """Matrices in one stretch of memory, in large pages where the system has them."""
-
-    def __init__(self, weights: int) -> None:
-        area = mmap.mmap(-1, 2 * weights + (1 << 21))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            area.madvise(mmap.MADV_HUGEPAGE)
-        self.area = torch.frombuffer(area, dtype=torch.bfloat16)
-        self.used = (-self.area.data_ptr() % (1 << 21)) // 2
-
-    def put(self, matrix: Tensor) -> int:
-        """matrix [out, in], both multiples of 32, in the order in which `amx.c` reads it; the address."""
-        outputs, inputs = matrix.shape
-        place = self.area[self.used : self.used + matrix.numel()]
-        self.used += matrix.numel()
-        tiles = matrix.view(outputs // 32, 2, 16, inputs // 32, 16, 2).permute(0, 3, 1, 4, 2, 5)
-        place.view(tiles.shape).copy_(tiles)
-        return place.data_ptr()
-
-    def last(self, outputs: int, inputs: int) -> Tensor:
-        """The matrix [outputs, inputs] that was put here last, in its own order."""
-        place = self.area[self.used - outputs * inputs : self.used]
-        tiles = place.view(outputs // 32, inputs // 32, 2, 16, 16, 2).permute(0, 2, 4, 1, 3, 5)
-        return tiles.reshape(outputs, inputs)
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
@@ -123,7 +101,16 @@ class LayerWeights:
 class AmxPass:
     """A model's weights as the pass wants them: copied layer by layer, so that the caller can let go of each."""
 
-    def __init__(self, config: ModelConfig, weights: Iterator[LayerWeights], norm: Tensor | None, head: Tensor) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Iterator[LayerWeights],
+        norm: Tensor | None,
+        head: Tensor,
+        *,
+        in_bytes: bool = False,
+    ) -> None:
+        """With `in_bytes` its matrices are rounded, where their sizes allow it."""
         found = library()
         assert found is not None
         self.call = found.forerun_pass
@@ -131,18 +118,23 @@ class AmxPass:
         self.config = config
         self.ropes: list[Rope] = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None))
         self.frequencies = [frequencies(rope, config.head_dim) for rope in self.ropes]
-        self.shelf = shelf = Shelf(_weights(config))
+        inputs = (config.hidden_size, config.intermediate_size)
+        self.in_bytes = in_bytes and all(size % BYTE_TILE == 0 for size in inputs)
+        self.shelf = shelf = Shelf(weights_read(config), in_bytes=self.in_bytes)
         self.kept: list[object] = [shelf]  # what C points to
         layers = (Layer * len(config.layers))()
         for index, layer in enumerate(weights):
             own = layers[index]
-            own.qkv, own.out = shelf.put(layer.qkv), shelf.put(layer.out)
-            own.gate_up, own.down = shelf.put(interleave(layer.gate, layer.up)), shelf.put(layer.down)
+            own.qkv, own.qkv_scales = shelf.put(layer.qkv)
+            own.out, own.out_scales = shelf.put(layer.out)
+            own.gate_up, own.gate_up_scales = shelf.put(interleave(layer.gate, layer.up))
+            own.down, own.down_scales = shelf.put(layer.down)
             for name, vector in layer.vectors.items():
                 setattr(own, name, None if vector is None else self._keep(vector.float()))
             rope = config.layers[index].rope
             own.rope = -1 if rope is None else self.ropes.index(rope)
         self.kept.append(layers)
+        last, last_scales = shelf.put(head)
         self.model = Model(
             layers=len(config.layers),
             hidden=config.hidden_size,
@@ -153,7 +145,8 @@ class AmxPass:
             vocabulary=config.vocab_size,
             layer=ctypes.addressof(layers),
             norm=None if norm is None else self._keep(norm.float()),
-            head=shelf.put(head),
+            head=last,
+            head_scales=last_scales,
             eps=config.norm_eps,
             scale=config.attention_scale or config.head_dim**-0.5,
         )
@@ -209,6 +202,7 @@ class AmxPass:
         likeliest = torch.full((threads, wanted.shape[0]), -1)
         qkv = torch.empty(height, width)
         scores = torch.empty(threads, score_size)
+        row_scales = torch.empty(height)
         self.call(
             ctypes.byref(self.model),
             ctypes.byref(
@@ -220,7 +214,7 @@ class AmxPass:
                     *(wanted.data_ptr(), ctypes.addressof(active), ctypes.addressof(places)),
                     *(logits.data_ptr(), peaks.data_ptr(), highest.data_ptr(), likeliest.data_ptr()),
                     *(part.data_ptr() for part in scratch),
-                    *(qkv.data_ptr(), scores.data_ptr(), score_size),
+                    *(qkv.data_ptr(), scores.data_ptr(), score_size, row_scales.data_ptr()),
                 )
             ),
         )
@@ -320,7 +314,8 @@ def _first(highest: Tensor, likeliest: Tensor) -> Tensor:
     return torch.where(best.isfinite(), likeliest.gather(0, thread[None])[0], -1)
 
 
-def _weights(config: ModelConfig) -> int:
+def weights_read(config: ModelConfig) -> int:
+    """How many numbers the matrices have that a pass reads."""
     heads, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     layer = (2 * heads + 2 * kv + 3 * config.intermediate_size) * config.hidden_size
     if config.reads_beside:

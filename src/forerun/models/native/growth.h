@@ -1,5 +1,5 @@
-/* A dynamic tree behind one text, grown by a head of one layer: level after level in one call, from the candidates of
- * the root on. What `drafters/host_growth.py` says, for a head whose pass is here. */
+/* A dynamic tree behind one text, grown by a head of one layer: the unread rows of the text and then level after level,
+ * in one call. What `drafters/host_growth.py` says, for a head whose pass is here. */
 #pragma once
 #include <stdlib.h>
 
@@ -10,22 +10,26 @@ typedef void (*Candidates)(const void *logits, int64_t half, int64_t rows, int64
 typedef struct {
     int64_t joined;           /* whether `fc` joins embedding and state; else attention reads the embedding beside it */
     const bf16 *embedding;    /* [tokens, hidden] */
-    const bf16 *fc;           /* hidden outputs of 2 hidden inputs, in tiles */
+    Matrix fc;                /* hidden outputs of 2 hidden inputs, in bfloat16 */
     const float *token_norm, *state_norm; /* before `fc`; may be NULL */
     int64_t width, depth, size;           /* of the tree, the root counted in `size` */
-    int64_t length;                       /* of the text, its root included */
+    int64_t length;           /* of the text, its root included, */
+    int64_t unread;           /* of which so many rows are read here, the root's last: */
+    const int64_t *text;      /* [unread] their tokens */
+    const bf16 *brought;      /* [unread, hidden] their states */
     const int64_t *slots;     /* [length + width (depth - 1)] of the text and of the rows behind it */
-    const float *cosine, *sine;           /* [depth][head_dim / 2] of the positions behind the root */
+    const float *cosine, *sine;           /* [positions][head_dim / 2] */
     Candidates candidates;
     const int64_t *ids;       /* [vocabulary] the tokens of columns */
     const double *temperature;            /* [width] the same for all, and so in these: */
     const int64_t *keys;      /* [depth][width] of the noise behind each depth */
     const int64_t *raced;     /* [width] */
     const double *tau;
+    double least;             /* a level whose nodes have a smaller chance than that, all together, is not read */
     bf16 *states;             /* [1 + width (depth - 1), hidden] the root's first */
     bf16 *joint;              /* scratch: tiles of 2 hidden columns */
     int64_t *paths;           /* scratch: [width (depth - 1)][depth] */
-    float *scratch, *shares;  /* [3 vocabulary], [width, width] */
+    float *scratch, *shares;  /* [threads][3 vocabulary], [width, width] */
     int64_t *places;          /* [width, width] */
     int64_t *tokens, *parents, *numbers;  /* [1 + width + width² (depth - 1)] of all nodes that grew */
     double *values;           /* the same */
@@ -64,77 +68,118 @@ static int64_t expand(const Growth *g, const int64_t *frontier, int64_t count, i
     return grown;
 }
 
-/* Embeddings and states of the frontier become the rows of a pass. */
-static void enter(const Model *m, Pass *p, const Growth *g, const int64_t *frontier, int64_t count) {
+/* A token and the state before it become a row of a pass. */
+static void enter(const Model *m, const Pass *p, const Growth *g, int64_t row, int64_t token, const bf16 *state) {
     int64_t hidden = m->hidden;
-    for (int64_t r = 0; r < count; r++) {
-        const bf16 *token = g->embedding + g->tokens[frontier[r]] * hidden;
-        const bf16 *state = g->states + (1 + g->numbers[g->parents[frontier[r]]]) * hidden;
-        if (g->joined) {
-            norm_row(token, g->token_norm, hidden, m->eps, g->joint, r, 0, 2 * hidden);
-            norm_row(state, g->state_norm, hidden, m->eps, g->joint, r, hidden, 2 * hidden);
-        } else {
-            memcpy(p->x + r * hidden, state, sizeof(bf16) * hidden);
-            memcpy((bf16 *)p->beside + r * hidden, token, sizeof(bf16) * hidden);
-        }
+    const bf16 *embedding = g->embedding + token * hidden;
+    if (g->joined) {
+        norm_row(embedding, g->token_norm, hidden, m->eps, g->joint, row, 0, 2 * hidden);
+        norm_row(state, g->state_norm, hidden, m->eps, g->joint, row, hidden, 2 * hidden);
+        memset(p->x + row * hidden, 0, sizeof(bf16) * hidden);
+    } else {
+        memcpy(p->x + row * hidden, state, sizeof(bf16) * hidden);
+        memcpy((bf16 *)p->beside + row * hidden, embedding, sizeof(bf16) * hidden);
     }
-    if (!g->joined) return;
-    memset(p->x, 0, sizeof(bf16) * count * hidden);
+}
+
+static void turn(const Model *m, Pass *p, const Growth *g, int64_t row, int64_t position) {
+    int64_t half = m->head_dim / 2;
+    memcpy((float *)p->cosine + row * half, g->cosine + position * half, sizeof(float) * half);
+    memcpy((float *)p->sine + row * half, g->sine + position * half, sizeof(float) * half);
+}
+
+/* The rows that were entered, and the candidates behind the wanted ones, which stand at `depth`. */
+static void read_rows(const Model *m, const Pass *p, const Growth *g, int64_t depth) {
 #pragma omp parallel num_threads((int)p->threads)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
         load_tiles();
-        product(g->joint, count, 2 * hidden, g->fc, hidden / 32, begin(m->layer[0].qkv, 32, hidden, SHARE), SHARE, ADD,
-                NULL, hidden, p->x);
+        if (g->joined) {
+            Task joint = {g->joint, NULL, p->rows, 2 * m->hidden, ADD, NULL, m->hidden, p->x};
+            product(&joint, g->fc, m->hidden / 32, begin(m->layer[0].qkv, 32, m->hidden, SHARE), SHARE);
+#pragma omp barrier
+        }
+        pass_rows(m, p, SHARE);
         _tile_release();
+#pragma omp barrier
+        int64_t first = share_of(p->wanted, SHARE), count = share_of(p->wanted, thread + 1, threads) - first;
+        if (count)
+            g->candidates(p->logits + first * m->vocabulary, 1, count, m->vocabulary, g->ids, g->temperature,
+                          g->keys + depth * g->width, g->raced, g->tau, g->width, g->scratch + thread * 3 * m->vocabulary,
+                          g->shares + first * g->width, g->places + first * g->width);
     }
 }
 
-/* Where the rows of the frontier stand, what they see, and where their keys go. */
-static void place(const Model *m, Pass *p, const Growth *g, const int64_t *frontier, int64_t count, int64_t level,
-                  int64_t read) {
-    int64_t half = m->head_dim / 2, *first_row = (int64_t *)p->first_row, *first_key = (int64_t *)p->first_key;
+/* The rows of the text, of which each sees those before it; only what follows the root is asked for. */
+static void read_text(const Model *m, Pass *p, const Growth *g, const int64_t *rows) {
+    int64_t *first_row = (int64_t *)p->first_row, *first_key = (int64_t *)p->first_key, before = g->length - g->unread;
+    int32_t *prefix = (int32_t *)p->prefix, *tail_start = (int32_t *)p->tail_start;
+    p->rows = g->unread;
+    p->wanted = 1;
+    p->wanted_rows = rows + g->unread - 1;
+    p->row_slots = g->slots + before;
+    p->keys = g->slots;
+    first_row[0] = first_key[0] = tail_start[0] = 0;
+    first_row[1] = g->unread;
+    first_key[1] = g->length;
+    for (int64_t r = 0; r < g->unread; r++) {
+        enter(m, p, g, r, g->text[r], g->brought + r * m->hidden);
+        turn(m, p, g, r, before + r);
+        prefix[r] = (int32_t)(before + r + 1);
+        tail_start[r + 1] = 0;
+    }
+    read_rows(m, p, g, 0);
+    memcpy(g->states, p->x + (g->unread - 1) * m->hidden, sizeof(bf16) * m->hidden);
+    p->wanted_rows = rows;
+}
+
+/* The rows of the frontier, which see the text and their ancestors; `read` are the rows below the root before them. */
+static void read_level(const Model *m, Pass *p, const Growth *g, const int64_t *frontier, int64_t count, int64_t level,
+                       int64_t read) {
+    int64_t *first_row = (int64_t *)p->first_row, *first_key = (int64_t *)p->first_key;
     int32_t *prefix = (int32_t *)p->prefix, *tail_start = (int32_t *)p->tail_start, *tail = (int32_t *)p->tail;
     p->rows = p->wanted = count;
-    first_row[0] = first_key[0] = tail_start[0] = 0;
+    p->row_slots = g->slots + g->length + read;
     first_row[1] = count;
     first_key[1] = g->length + read + count;
     for (int64_t r = 0; r < count; r++) {
         int64_t number = read + r, above = g->numbers[g->parents[frontier[r]]], *path = g->paths + number * g->depth;
+        enter(m, p, g, r, g->tokens[frontier[r]], g->states + (1 + above) * m->hidden);
+        turn(m, p, g, r, g->length - 1 + level);
         if (above >= 0) memcpy(path, g->paths + above * g->depth, sizeof(int64_t) * (level - 1));
         path[level - 1] = g->length + number;
         g->numbers[frontier[r]] = number;
         for (int64_t i = 0; i < level; i++) tail[tail_start[r] + i] = (int32_t)path[i];
         tail_start[r + 1] = tail_start[r] + (int32_t)level;
         prefix[r] = (int32_t)g->length;
-        memcpy((float *)p->cosine + r * half, g->cosine + (level - 1) * half, sizeof(float) * half);
-        memcpy((float *)p->sine + r * half, g->sine + (level - 1) * half, sizeof(float) * half);
     }
-    p->row_slots = g->slots + g->length + read;
-    p->keys = g->slots;
+    read_rows(m, p, g, level);
+    memcpy(g->states + (1 + read) * m->hidden, p->x, sizeof(bf16) * count * m->hidden);
 }
 
-/* The root's candidates are in `places` and `shares`, its state is the first of `states`. */
+/* `wanted_rows` are 0, 1, 2, … */
 void forerun_grow(const Model *m, Pass *p, const Growth *g) {
     int64_t most = 1 + g->width + g->width * g->width * (g->depth - 1), grown = 1, first = 1, read = 0, count = 1;
     int64_t frontier[64];
     Ranked *ranked = malloc(sizeof(Ranked) * (size_t)most);
+    g->tokens[0] = g->text[g->unread - 1];
     g->parents[0] = g->numbers[0] = -1;
     g->values[0] = 0;
     frontier[0] = 0;
+    read_text(m, p, g, p->wanted_rows);
     for (int64_t level = 1;; level++) {
         grown = expand(g, frontier, count, grown);
         if (level == g->depth || grown == first) break;
         rank(g, first, grown, ranked);
         count = grown - first < g->width ? grown - first : g->width;
-        for (int64_t r = 0; r < count; r++) frontier[r] = ranked[r].node;
+        double chance = 0;
+        for (int64_t r = 0; r < count; r++) {
+            frontier[r] = ranked[r].node;
+            chance += exp(ranked[r].value);
+        }
+        if (chance < g->least) break;
         first = grown;
-        enter(m, p, g, frontier, count);
-        place(m, p, g, frontier, count, level, read);
-        forerun_pass(m, p);
-        memcpy(g->states + (1 + read) * m->hidden, p->x, sizeof(bf16) * count * m->hidden);
-        g->candidates(p->logits, 1, count, m->vocabulary, g->ids, g->temperature, g->keys + level * g->width, g->raced,
-                      g->tau, g->width, g->scratch, g->shares, g->places);
+        read_level(m, p, g, frontier, count, level, read);
         read += count;
     }
     rank(g, 0, grown, ranked);

@@ -12,17 +12,20 @@ from torch import Tensor
 
 from forerun.core.native import choice
 from forerun.models.native import amx
+from forerun.models.native.shelf import Shelf
 from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
 
 WIDEST = 64
 """Nodes of a level, at most."""
+LONGEST = 64
+"""Unread rows of a text, at most."""
 
 Growth = amx.structure(
     "Growth",
-    "joined, *embedding, *fc, *token_norm, *state_norm, width, depth, size, length, *slots, *cosine, *sine, "
-    "*candidates, *ids, *temperature, *keys, *raced, *tau, *states, *joint, *paths, *scratch, *shares, *places, "
-    "*tokens, *parents, *numbers, *values, *kept_tokens, *kept_parents",
+    "joined, *embedding, *fc, *fc_scales, *token_norm, *state_norm, width, depth, size, length, unread, *text, "
+    "*brought, *slots, *cosine, *sine, *candidates, *ids, *temperature, *keys, *raced, *tau, ~least, *states, *joint, "
+    "*paths, *scratch, *shares, *places, *tokens, *parents, *numbers, *values, *kept_tokens, *kept_parents",
 )
 
 
@@ -37,16 +40,21 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Root:
-    """What is known of the root before its tree grows."""
+class Text:
+    """The text that a tree grows behind, as far as the head has not read it: its last row is the root's."""
 
-    token: int
-    state: Tensor  # [H]
-    places: list[int]  # columns of its candidates, the best first; -1 for none
-    shares: list[float]  # logarithms
-    keys: list[int]  # of the noise behind each depth, the root's own first
+    tokens: list[int]
+    states: Tensor  # [n, H] those before its tokens
+    slots: NDArray[np.int64]  # of the whole text and of the rows behind it
+    length: int
+
+
+@dataclass(frozen=True)
+class Race:
+    """Whose candidates are chosen by noise."""
+
+    keys: list[int]  # behind each depth, the root's own first
     temperature: float
-    raced: bool
 
 
 class TreeInC:
@@ -59,10 +67,11 @@ class TreeInC:
         self.call.restype = None
         self.head, self.width, self.depth = head, width, depth
         config = head.config
-        hidden, rows, drafted = config.hidden_size, width, width * (depth - 1)
+        hidden, rows, drafted = config.hidden_size, max(width, LONGEST), width * (depth - 1)
         grown = 1 + width + width * width * (depth - 1)
         height = -(-rows // amx.TILE_ROWS) * amx.TILE_ROWS
         heads = config.heads * config.head_dim
+        self.raced, self.tau = False, 0.0
         self.kept: dict[str, Tensor] = {}
 
         def keep(name: str, tensor: Tensor) -> Tensor:
@@ -87,12 +96,12 @@ class TreeInC:
             *(whole("first_row", 2), whole("first_key", 2), 0),
             whole("prefix", rows, dtype=torch.int32),
             whole("tail_start", rows + 1, dtype=torch.int32),
-            whole("tail", rows * depth, dtype=torch.int32),
+            whole("tail", width * depth, dtype=torch.int32),
             keep("wanted", torch.arange(rows)).data_ptr(),
             keep("active", torch.ones(1, dtype=torch.uint8)).data_ptr(),
             whole("features", 2),
-            bf16("logits", rows, config.vocab_size),
-            real("peaks", rows, config.vocab_size // amx.TILE_ROWS),
+            bf16("logits", width, config.vocab_size),
+            real("peaks", width, config.vocab_size // amx.TILE_ROWS),
             *(0, 0),  # `highest` and `likeliest`, one for each thread
             bf16("normed", height, 2 * hidden),
             bf16("queries", height, heads),
@@ -100,17 +109,18 @@ class TreeInC:
             bf16("act", height, config.intermediate_size),
             real("qkv", height, heads + 2 * config.kv_heads * config.head_dim),
             *(0, 0),  # `scores`, by threads and keys
+            real("row_scales", height),
         )
         self.growth = Growth(
             joined=int(entry.fc is not None),
             embedding=keep("embedding", entry.embedding).data_ptr(),
             fc=None if entry.fc is None else self._tiled(entry.fc),
+            fc_scales=None,
             token_norm=None if entry.token_norm is None else keep("token_norm", entry.token_norm.float()).data_ptr(),
             state_norm=None if entry.state_norm is None else keep("state_norm", entry.state_norm.float()).data_ptr(),
             width=width,
             depth=depth,
-            cosine=real("turns", depth, half),
-            sine=real("turns_sine", depth, half),
+            text=whole("text", LONGEST),
             candidates=ctypes.cast(chosen.forerun_candidates, ctypes.c_void_p).value,
             ids=keep("ids", ids).data_ptr(),
             temperature=whole("temperature", width, dtype=torch.float64),
@@ -120,7 +130,6 @@ class TreeInC:
             states=bf16("states", 1 + drafted, hidden),
             joint=bf16("joint", height, 2 * hidden),
             paths=whole("paths", max(1, drafted), depth),
-            scratch=real("scratch", 3, config.vocab_size),
             shares=real("shares", width, width),
             places=whole("places", width, width),
             tokens=whole("tokens", grown),
@@ -132,44 +141,40 @@ class TreeInC:
         )
 
     def grow(
-        self, root: Root, slots: NDArray[np.int64], length: int, storage: Storage, size: int, depth: int, tau: float
+        self, text: Text, race: Race | None, storage: Storage, size: int, depth: int, tau: float, least: float = 0.0
     ) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the tree, `size` nodes with the root and `depth` levels at most; `slots` are those of
-        the text, `length` of them, and of the rows behind it."""
+        """Tokens and parents of the tree, `size` nodes with the root and `depth` levels at most; it ends before a level
+        that the text gets to with a chance below `least`."""
         assert storage.whole is not None
         assert depth <= self.depth
-        assert slots.shape[0] >= length + self.width * (depth - 1)
+        unread, states = len(text.tokens), text.states.contiguous()
+        assert 0 < unread <= LONGEST
+        assert states.shape == (unread, self.head.config.hidden_size)
+        assert states.dtype == torch.bfloat16
+        assert text.slots.shape[0] >= text.length + self.width * (depth - 1)
         kept, growth, run = self.kept, self.growth, self.pass_
-        kept["states"][0] = root.state
-        kept["tokens"][0] = root.token
-        kept["places"][0] = torch.tensor(root.places)
-        kept["shares"][0] = torch.tensor(root.shares)
-        if root.raced:
-            kept["keys"][: len(root.keys)] = torch.tensor(root.keys)[:, None]
-            kept["temperature"].fill_(root.temperature)
-        kept["raced"].fill_(int(root.raced))
-        kept["tau"][0] = tau
-        self._turn(length)
-        threads, keys = torch.get_num_threads(), length + self.width * self.depth
-        self._room(threads, keys)
+        size = min(size, kept["kept_tokens"].shape[0])
+        assert max(text.tokens) < kept["embedding"].shape[0]
+        ctypes.memmove(growth.text, (ctypes.c_int64 * unread)(*text.tokens), 8 * unread)
+        if race is not None:
+            kept["keys"][: len(race.keys)] = torch.tensor(race.keys)[:, None]
+            kept["temperature"].fill_(race.temperature)
+        if self.raced != (race is not None) or self.tau != tau:
+            self.raced, self.tau = race is not None, tau
+            kept["raced"].fill_(int(self.raced))
+            kept["tau"].fill_(tau)
+        threads = torch.get_num_threads()
+        self._room(threads, text.length + self.width * self.depth)
         run.slots, run.threads, run.cache = storage.slots, threads, storage.whole.data_ptr()
-        growth.size, growth.depth, growth.length, growth.slots = size, depth, length, slots.ctypes.data
+        growth.size, growth.depth, growth.length, growth.unread = size, depth, text.length, unread
+        growth.brought, growth.slots, growth.least = states.data_ptr(), text.slots.ctypes.data, least
         self.call(ctypes.byref(self.head.model), ctypes.byref(run), ctypes.byref(growth))
         tokens: list[int] = kept["kept_tokens"][:size].tolist()
         count = tokens.index(-1) if -1 in tokens else size
         return tokens[:count], kept["kept_parents"][:count].tolist()
 
-    def _turn(self, length: int) -> None:
-        """Of the positions behind the root, which is the last of `length`."""
-        if self.turns is None:
-            return
-        per_position, scale = self.turns
-        angle = torch.arange(length, length + self.depth)[:, None].float() * per_position
-        torch.mul(angle.cos(), scale, out=self.kept["turns"])
-        torch.mul(angle.sin(), scale, out=self.kept["turns_sine"])
-
     def _room(self, threads: int, keys: int) -> None:
-        """Scratch for so many threads and keys; twice as much as needed, since texts grow."""
+        """Scratch for so many threads and keys, and as many positions; twice as much as needed, since texts grow."""
         scores = self.kept.get("scores")
         size = amx.LANES * (2 * keys + 96)
         if scores is not None and scores.shape[0] == threads and scores.shape[1] >= size:
@@ -177,11 +182,23 @@ class TreeInC:
         self.kept["scores"] = scores = torch.zeros(threads, 2 * size)
         self.kept["highest"] = torch.zeros(threads, self.width)
         self.kept["likeliest"] = torch.zeros(threads, self.width, dtype=torch.int64)
-        run = self.pass_
+        self.kept["scratch"] = torch.zeros(threads, 3, self.head.config.vocab_size)
+        run, growth = self.pass_, self.growth
         run.scores, run.score_size = scores.data_ptr(), scores.shape[1]
         run.highest, run.likeliest = self.kept["highest"].data_ptr(), self.kept["likeliest"].data_ptr()
+        growth.scratch = self.kept["scratch"].data_ptr()
+        self.kept["cosine of all"], self.kept["sine of all"] = cosine, sine = self._turns(scores.shape[1] // amx.LANES)
+        growth.cosine, growth.sine = cosine.data_ptr(), sine.data_ptr()
+
+    def _turns(self, positions: int) -> tuple[Tensor, Tensor]:
+        """[positions, D / 2] each"""
+        if self.turns is None:
+            nothing = torch.zeros(positions, self.head.config.head_dim // 2)
+            return nothing, nothing
+        per_position, scale = self.turns
+        angle = torch.arange(positions)[:, None].float() * per_position
+        return angle.cos() * scale, angle.sin() * scale
 
     def _tiled(self, matrix: Tensor) -> int:
-        shelf = amx.Shelf(matrix.numel())
-        self.shelf = shelf
-        return shelf.put(matrix)
+        self.shelf = Shelf(matrix.numel())
+        return self.shelf.put(matrix)[0]

@@ -6,7 +6,12 @@
 typedef uint16_t bf16;
 
 typedef struct {
-    const bf16 *qkv, *out, *gate_up, *down;
+    const void *tiles;
+    const float *scales; /* of its outputs where it is in bytes, else NULL; all of a model's are of one kind */
+} Matrix;
+
+typedef struct {
+    Matrix qkv, out, gate_up, down;
     const float *input_norm, *inner_norm, *q_norm, *k_norm; /* all but the inner one may be NULL */
     const float *beside_norm;                               /* where attention reads `beside` too, else NULL */
     const float *qkv_bias, *out_bias;                       /* may be NULL */
@@ -17,7 +22,7 @@ typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary;
     const Layer *layer;
     const float *norm; /* may be NULL */
-    const bf16 *head;
+    Matrix head;
     double eps, scale;
 } Model;
 
@@ -45,6 +50,7 @@ typedef struct {
     float *qkv;                      /* [rows, (heads + 2 kv_heads) head_dim] */
     float *scores;                   /* [threads][score_size] */
     int64_t score_size;
+    float *row_scales;               /* [rows] where weights are in bytes */
 } Pass;
 
 typedef struct {
@@ -52,6 +58,10 @@ typedef struct {
     uint16_t bytes[16];
     uint8_t rows[16];
 } __attribute__((packed)) TileShapes;
+
+/* Numbers of a row as two bytes: so many steps up to the largest, and so many within one. */
+#define HIGH_STEPS 127.0f
+#define LOW_STEPS 254.0f
 
 /* Compilers do not know that loading a tile reads memory. What was written before this is there after it. */
 #define WRITTEN() __asm__ volatile("" ::: "memory")

@@ -71,7 +71,7 @@ class Rows:
 
     def run(self, buffers: PassRows, storage: Storage) -> Result:
         h, features = self.states(buffers, storage)
-        logits = _scores(self.model.head, h.index_select(0, buffers.wanted))
+        logits = scores(self.model.head, h.index_select(0, buffers.wanted))
         best, likeliest = logits.max(-1)
         return Result(logits, likeliest.masked_fill_(~best.isfinite(), -1), features)
 
@@ -147,7 +147,7 @@ def _multiplied(product: Product, x: Tensor) -> Tensor:
     return skinny_product(x, weight, bias) if supports_few(x.shape[0], weight) else product(x)
 
 
-def _scores(head: Product, x: Tensor) -> Tensor:
+def scores(head: Product, x: Tensor) -> Tensor:
     """Logits [W, V] in float32, not rounded to the model's own precision: at the size of logits bfloat16 has steps of
     an eighth, and the two best tokens tie all the time."""
     weight, bias = head.matrix()

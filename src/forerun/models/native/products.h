@@ -1,0 +1,211 @@
+/* Rows times matrices, with weights in bfloat16 or in bytes.
+ *
+ * Bytes have one scale for each output. The rows they are multiplied with are bytes too, two for each number: with the
+ * row's scale s a number is s (high + low / 254). So it is the weights that are rounded, and hardly the rows.
+ *
+ * Matrices lie as AMX reads them, 32 outputs after the other, a tile of 16 outputs being 16 pairs or fours of inputs:
+ * [out / 32][in / 32][2][16][16][2] in bfloat16, [out / 32][in / 64][2][16][16][4] in bytes.
+ * So do the rows: [rows / 16][in / 32][16][32], which in bytes is [rows / 16][in / 64][high, low][16][64].
+ */
+#pragma once
+#include <math.h>
+#include <omp.h>
+
+#include "tiles.h"
+
+/* What becomes of a product: 32 outputs of up to 16 rows, as two tiles of 16. */
+typedef enum { KEEP, ADD, GATE, LOGITS } Use;
+
+/* The first of the 32 logits from `token` on that is larger than all before them. NaN stays. */
+static inline void remember(__m512 a, __m512 b, int64_t token, float *peak, float *highest, int64_t *likeliest) {
+    float best = *peak = _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+    if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q)) *highest = NAN;
+    if (!(best > *highest)) return;
+    __mmask16 left = _mm512_cmpeq_ps_mask(a, _mm512_set1_ps(best));
+    __mmask16 right = _mm512_cmpeq_ps_mask(b, _mm512_set1_ps(best));
+    *highest = best;
+    *likeliest = token + (left ? __builtin_ctz(left) : 16 + __builtin_ctz(right));
+}
+
+static void use(Use how, const float *left, const float *right, int64_t rows, int64_t row, int64_t pair, int64_t width,
+                const float *bias, void *out) {
+    for (int64_t r = 0; r < rows; r++) {
+        __m512 a = _mm512_loadu_ps(left + 16 * r), b = _mm512_loadu_ps(right + 16 * r);
+        if (bias) {
+            a = _mm512_add_ps(a, _mm512_loadu_ps(bias + 32 * pair));
+            b = _mm512_add_ps(b, _mm512_loadu_ps(bias + 32 * pair + 16));
+        }
+        if (how == KEEP) {
+            float *place = (float *)out + (row + r) * width + 32 * pair;
+            _mm512_storeu_ps(place, a);
+            _mm512_storeu_ps(place + 16, b);
+        } else if (how == ADD) {
+            bf16 *place = (bf16 *)out + (row + r) * width + 32 * pair;
+            store(place, _mm512_add_ps(wide(place), a));
+            store(place + 16, _mm512_add_ps(wide(place + 16), b));
+        } else if (how == GATE) {
+            __m512 one = _mm512_set1_ps(1.0f), negative = _mm512_sub_ps(_mm512_setzero_ps(), a);
+            __m512 silu = _mm512_div_ps(a, _mm512_add_ps(one, exponential(negative)));
+            store(tiled(out, row + r, 16 * pair, width), _mm512_mul_ps(silu, b));
+        } else {
+            const Pass *pass = out;
+            bf16 *place = pass->logits + (row + r) * width + 32 * pair;
+            store(place, a);
+            store(place + 16, b);
+            int64_t mine = omp_get_thread_num() * pass->wanted + row + r;
+            float *peak = pass->peaks + ((row + r) * width + 32 * pair) / 32;
+            remember(wide(place), wide(place + 16), 32 * pair, peak, pass->highest + mine, pass->likeliest + mine);
+        }
+    }
+}
+
+/* The pairs of tiles that a thread computes: from its first to that of the next thread. */
+static inline int64_t share_of(int64_t pairs, int thread, int threads) { return pairs * thread / threads; }
+
+/* Where a thread will begin to read a matrix of that many outputs and inputs. */
+static const char *begin(Matrix matrix, int64_t outputs, int64_t inputs, int thread, int threads) {
+    int64_t bytes = matrix.scales ? 1 : (int64_t)sizeof(bf16);
+    return (const char *)matrix.tiles + share_of(outputs / 32, thread, threads) * 32 * inputs * bytes;
+}
+
+#define SHARE thread, threads
+
+/* The rows of one product, and what becomes of it. */
+typedef struct {
+    const bf16 *x;           /* [rows, in], in tiles */
+    const float *row_scales; /* where the matrix is in bytes */
+    int64_t rows, in;
+    Use how;
+    const float *bias; /* may be NULL */
+    int64_t width;     /* of what it becomes */
+    void *out;
+} Task;
+
+static void pair_in_bfloat16(const Task *t, const bf16 *w, const char *ahead, int64_t pair) {
+    float tiles[4][256] __attribute__((aligned(64)));
+    int64_t steps = t->in / 32, blocks = (t->rows + 31) / 32, lines = (32 + blocks - 1) / blocks;
+    for (int64_t row = 0; row < t->rows; row += 32) {
+        int more = t->rows - row > 16;
+        const bf16 *upper = t->x + row * t->in, *lower = upper + 16 * t->in;
+        _tile_zero(0);
+        _tile_zero(1);
+        if (more) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for (int64_t k = 0; k < steps; k++) {
+            for (int64_t line = 0; line < lines; line++) _mm_prefetch(ahead + 64 * line, _MM_HINT_T1);
+            ahead += 64 * lines;
+            _tile_loadd(4, upper + 512 * k, 64);
+            _tile_loadd(6, w + 1024 * k, 64);
+            _tile_loadd(7, w + 1024 * k + 512, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            if (more) {
+                _tile_loadd(5, lower + 512 * k, 64);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+        _tile_stored(0, tiles[0], 64);
+        _tile_stored(1, tiles[1], 64);
+        int64_t first = t->rows - row < 16 ? t->rows - row : 16;
+        use(t->how, tiles[0], tiles[1], first, row, pair, t->width, t->bias, t->out);
+        if (more) {
+            _tile_stored(2, tiles[2], 64);
+            _tile_stored(3, tiles[3], 64);
+            int64_t second = t->rows - row - 16 < 16 ? t->rows - row - 16 : 16;
+            use(t->how, tiles[2], tiles[3], second, row + 16, pair, t->width, t->bias, t->out);
+        }
+    }
+}
+
+/* What the sums of 16 outputs stand for. */
+static inline void scaled(const int32_t *high, const int32_t *low, const Task *t, int64_t row, int64_t rows,
+                          const float *scales, float *tile) {
+    __m512 own = _mm512_loadu_ps(scales), part = _mm512_set1_ps(1.0f / LOW_STEPS);
+    for (int64_t r = 0; r < rows; r++) {
+        __m512 upper = _mm512_cvtepi32_ps(_mm512_load_si512(high + 16 * r));
+        __m512 lower = _mm512_cvtepi32_ps(_mm512_load_si512(low + 16 * r));
+        __m512 sum = _mm512_fmadd_ps(lower, part, upper);
+        _mm512_store_ps(tile + 16 * r, _mm512_mul_ps(_mm512_mul_ps(sum, own), _mm512_set1_ps(t->row_scales[row + r])));
+    }
+}
+
+static void pair_in_bytes(const Task *t, const int8_t *w, const float *scales, const char *ahead, int64_t pair) {
+    int32_t sums[4][256] __attribute__((aligned(64)));
+    float tiles[2][256] __attribute__((aligned(64)));
+    int64_t steps = t->in / 64, blocks = (t->rows + 15) / 16, lines = (32 + blocks - 1) / blocks;
+    for (int64_t row = 0; row < t->rows; row += 16) {
+        const bf16 *x = t->x + row * t->in;
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < steps; k++) {
+            for (int64_t line = 0; line < lines; line++) _mm_prefetch(ahead + 64 * line, _MM_HINT_T1);
+            ahead += 64 * lines;
+            _tile_loadd(6, w + 2048 * k, 64);
+            _tile_loadd(7, w + 2048 * k + 1024, 64);
+            _tile_loadd(4, x + 1024 * k, 64);
+            _tile_dpbssd(0, 4, 6);
+            _tile_dpbssd(1, 4, 7);
+            _tile_loadd(5, x + 1024 * k + 512, 64);
+            _tile_dpbssd(2, 5, 6);
+            _tile_dpbssd(3, 5, 7);
+        }
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+        _tile_stored(2, sums[2], 64);
+        _tile_stored(3, sums[3], 64);
+        WRITTEN();
+        int64_t count = t->rows - row < 16 ? t->rows - row : 16;
+        scaled(sums[0], sums[2], t, row, count, scales + 32 * pair, tiles[0]);
+        scaled(sums[1], sums[3], t, row, count, scales + 32 * pair + 16, tiles[1]);
+        use(t->how, tiles[0], tiles[1], count, row, pair, t->width, t->bias, t->out);
+    }
+}
+
+/* Tiled rows times a matrix of 32 · pairs outputs; this thread's share of them. While it computes, what comes next is
+ * fetched: the next pair of tiles, or at last its share of `next`, the matrix after this one. */
+static void product(const Task *t, Matrix matrix, int64_t pairs, const char *next, int thread, int threads) {
+    if (!t->rows) return;
+    int64_t last = share_of(pairs, thread + 1, threads), size = 32 * t->in * (matrix.scales ? 1 : (int64_t)sizeof(bf16));
+    WRITTEN();
+    for (int64_t pair = share_of(pairs, thread, threads); pair < last; pair++) {
+        const char *w = (const char *)matrix.tiles + pair * size, *ahead = pair + 1 < last ? w + size : next;
+        if (matrix.scales)
+            pair_in_bytes(t, (const int8_t *)w, matrix.scales, ahead, pair);
+        else
+            pair_in_bfloat16(t, (const bf16 *)w, ahead, pair);
+    }
+}
+
+/* A row in tiles of bfloat16 becomes bytes, in the same place; its scale. What is no number makes all of it none. */
+static float in_bytes(bf16 *tiles, int64_t row, int64_t width) {
+    __m512i most = _mm512_setzero_si512(), size = _mm512_set1_epi16(0x7fff);
+    for (int64_t i = 0; i < width; i += 32)
+        most = _mm512_max_epu16(most, _mm512_and_si512(_mm512_loadu_si512(tiled(tiles, row, i, width)), size));
+    __m512i halves = _mm512_max_epu32(_mm512_srli_epi32(most, 16), _mm512_and_si512(most, _mm512_set1_epi32(0xffff)));
+    uint32_t bits = _mm512_reduce_max_epu32(halves) << 16;
+    float largest;
+    memcpy(&largest, &bits, 4);
+    if (!(largest < INFINITY)) return NAN;
+    __m512 factor = _mm512_set1_ps(largest > 0 ? HIGH_STEPS / largest : 0.0f), finer = _mm512_set1_ps(LOW_STEPS);
+    for (int64_t i = 0; i < width; i += 64) {
+        bf16 *left = tiled(tiles, row, i, width), *right = tiled(tiles, row, i + 32, width);
+        __m128i high[4], low[4];
+        for (int j = 0; j < 4; j++) {
+            __m512 value = _mm512_mul_ps(wide((j < 2 ? left : right) + 16 * (j % 2)), factor);
+            __m512i whole = _mm512_cvtps_epi32(value);
+            __m512 rest = _mm512_mul_ps(_mm512_sub_ps(value, _mm512_cvtepi32_ps(whole)), finer);
+            high[j] = _mm512_cvtsepi32_epi8(whole);
+            low[j] = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(rest));
+        }
+        for (int j = 0; j < 4; j++) {
+            _mm_storeu_si128((__m128i *)left + j, high[j]);
+            _mm_storeu_si128((__m128i *)right + j, low[j]);
+        }
+    }
+    return largest / HIGH_STEPS;
+}
