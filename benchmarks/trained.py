@@ -45,10 +45,12 @@ class Case:
 
 
 GREEDY = (
+    Case("eagle3", "dynamic:8,8,60"),
     Case("eagle3", "dynamic:10,6,60"),
     Case("eagle3", "dynamic:8,6,26"),
     Case("eagle3", "static:60"),
     Case("eagle3", "5"),
+    Case("eagle", "dynamic:8,8,60"),
     Case("eagle", "dynamic:10,6,60"),
     Case("eagle", "static:60"),
     Case("eagle", "dynamic:8,6,26"),
@@ -58,6 +60,7 @@ GREEDY = (
     Case("mtp", "5"),
     Case("medusa", "static:60"),
     Case("medusa", "dynamic:10,4,60"),
+    Case("blockwise", "static:60"),
     Case("blockwise", "static:26"),
     Case("blockwise", "3"),
     Case("parallel"),

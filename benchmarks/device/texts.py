@@ -109,10 +109,10 @@ def measure(
     batch: int = 1,
     some: dict[int, list[str]] | None = None,
 ) -> list[dict[str, Any]]:
-    """One question after the other, or all in one batch; each by all methods in turn, or with the settings of that
-    number by `some` of them."""
+    """By all methods in turn, or with the settings of that number by `some` of them."""
     llms = {name: start(measured, name, batch, others) for name in names}
-    groups = [questions[i : i + batch] for i in range(0, len(questions), batch)]
+    # Alone, one after the other; else all at once, and whoever ends makes room for the next.
+    groups = [[question] for question in questions] if batch == 1 else [questions]
     rows = []
     every = names
     for number, params in enumerate(settings):
