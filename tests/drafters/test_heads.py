@@ -13,6 +13,7 @@ from torch import Tensor
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters import head_ahead
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import make_drafter
 from forerun.drafters.trained import FeatureDrafter, SideDrafter
@@ -149,6 +150,21 @@ def test_drafts_are_those_of_the_slow_way(method: str, tree: str, vocabulary: bo
     plain = drain(Engine(tiny_model(), make_drafter("none", setup()), slots=1024), asked)
     assert drain(engine, asked) == plain
     assert compared.compared >= 15
+
+
+@pytest.mark.parametrize("method", FEATURE)
+def test_what_is_seen_of_a_long_text_is_read_at_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(head_ahead.MOST_WAITING, "cpu", 5)
+    read: list[int] = []
+    reading = head_ahead.HeadAhead._read
+
+    def counted(ahead: head_ahead.HeadAhead, text: Sequence, waiting: head_ahead._Waiting) -> None:
+        read.append(waiting.rows)
+        reading(ahead, text, waiting)
+
+    monkeypatch.setattr(head_ahead.HeadAhead, "_read", counted)
+    test_drafts_are_those_of_the_slow_way(method, "dynamic:3,3,7", False)
+    assert {min(read) > 5, max(read) >= 40} == {True}
 
 
 def test_a_text_that_nobody_looked_at_for_a_while_gets_no_drafts_until_it_is_read_anew() -> None:

@@ -32,8 +32,10 @@ from forerun.models.cache import KVCache
 from forerun.models.heads.feature_head import FeatureHead
 from forerun.models.target import Output
 
-MOST_WAITING = 32
-"""More observed states than these are read at once, without waiting for a run."""
+MOST_WAITING = {"cpu": 512}
+MOST_WAITING_ELSEWHERE = 32
+"""More observed states than these are read at once, without waiting for a run. A text for which nothing is
+drafted should cost nothing; but an accelerator captures every number of rows that a run begins with on its own."""
 PASS_ROWS = 512
 """A long text is read in passes of so many rows."""
 
@@ -101,6 +103,7 @@ class HeadAhead:
         self.model = head
         self.cache = KVCache(head.new_storage(slots))
         self._texts: dict[int, _Waiting] = {}
+        self._most_waiting = MOST_WAITING.get(head.device.type, MOST_WAITING_ELSEWHERE)
         self.in_c = GrowthInC(head)
         self.on_device = Growths(head, self.cache.storage)
 
@@ -125,7 +128,7 @@ class HeadAhead:
         pieces = self._fused([seen.features for seen, _ in taken])
         for (seen, waiting), piece in zip(taken, pieces, strict=True):
             waiting.states.append(piece)
-            if waiting.rows > MOST_WAITING:
+            if waiting.rows > self._most_waiting:
                 self._read(seen.sequence, waiting)
 
     def _fused(self, features: Many[Mapping[int, Tensor]]) -> list[_Piece]:
