@@ -13,6 +13,7 @@ import pytest
 import torch
 from benchmarks.short_model import first_layers
 
+import forerun
 from forerun.core.params import SamplingParams
 from forerun.engine.llm import LLM
 from forerun.engine.loaded import LoadedModel
@@ -79,8 +80,19 @@ def short(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return first_layers(folder, tmp_path_factory.mktemp("short") / "model", layers=20)
 
 
+SHIPPED = ("blockwise", "draft_model", "eagle", "eagle3", "medusa", "mtp", "parallel")
+"""What was trained for this model and comes with Forerun."""
+
+
 @pytest.mark.parametrize(
-    ("drafter", "tree"), [("none", None), ("ngram", None), ("draft_model", "3"), ("draft_model", "2,2,1")]
+    ("drafter", "tree"),
+    [
+        ("none", None),
+        ("ngram", None),
+        ("draft_model", "3"),
+        ("draft_model", "2,2,1"),
+        *((name, "") for name in SHIPPED),
+    ],
 )
 def test_the_text_is_the_models_own(
     drafter: str,
@@ -91,8 +103,8 @@ def test_the_text_is_the_models_own(
     plain: list[list[int]],
 ) -> None:
     """Greedy and seeded requests in one batch, with one that samples freely beside them."""
-    options = {"model": str(short)} if drafter == "draft_model" else {}
-    with LLM(model, drafter, drafter_options=options, tree=tree, cache_tokens=4096) as llm:
+    options = {"model": str(short)} if drafter == "draft_model" and tree else {}
+    with LLM(model, drafter, drafter_options=options, tree=tree or None, cache_tokens=4096) as llm:
         prompts = [*PROMPTS, *PROMPTS, PROMPTS[0]]
         params = [*[GREEDY] * len(PROMPTS), *SEEDED, SamplingParams(max_tokens=8)]
         done = llm.generate(prompts, params)
@@ -100,6 +112,13 @@ def test_the_text_is_the_models_own(
     assert [completion.token_ids for completion in done[:3]] == expected
     assert [completion.token_ids for completion in done[3:6]] == plain
     assert (statistics.accepted > 0) == (drafter != "none")
+
+
+def test_what_comes_with_it_is_small_and_has_cards() -> None:
+    folders = [path.parent for path in Path(forerun.__file__).parent.glob("trained/*/*/forerun.json")]
+    assert {folder.name for folder in folders} == {name.removesuffix("_model") for name in SHIPPED}
+    assert all("## How it was trained" in (folder / "README.md").read_text("utf-8") for folder in folders)
+    assert sum(file.stat().st_size for folder in folders for file in folder.iterdir()) < 24 * 2**20
 
 
 def test_log_probabilities_do_not_depend_on_the_drafter(model: LoadedModel) -> None:

@@ -203,8 +203,12 @@ def _unpacked(packed: Tensor) -> Tensor:
 
 
 def _half(tensor: Tensor) -> Tensor:
+    """Floats in bfloat16, and whole numbers in 32 bits where these hold them."""
     tensor = tensor.detach().to("cpu")
-    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+    if tensor.is_floating_point():
+        return tensor.to(torch.bfloat16)
+    whole = tensor.to(torch.int32)
+    return whole if torch.equal(whole.to(tensor.dtype), tensor) else tensor
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
