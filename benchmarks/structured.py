@@ -131,7 +131,7 @@ def main() -> int:
     same = same_text(model, arguments.drafter, names[:few], params[:few])
     print(f"{same} of {few} seeded texts are those of plain decoding", file=sys.stderr)
     told = {"model": arguments.model, "drafter": arguments.drafter, "prompts": arguments.prompts}
-    result = {"made_with": provenance(told, str(model.target.device)), "rows": rows, "seeded": few, "same": same}
+    result = {"provenance": provenance(told, str(model.target.device)), "rows": rows, "seeded": few, "same": same}
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))

@@ -229,6 +229,10 @@ def test_a_narrow_window_needs_no_sideways_scrolling(browser: Browser, address: 
             one(browser, "#race-send").click()
             until(browser, "return document.querySelector('#race-verdict').textContent !== ''")
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 360, view
+        tabs = browser.execute_script(
+            "const t = document.querySelector('.tabs'); return [t.scrollHeight, t.clientHeight]"
+        )
+        assert tabs[0] == tabs[1]  # else they have a scrollbar of their own
         reach = """return [...document.querySelectorAll("main button, main input, main select, main textarea")]
             .filter((each) => each.checkVisibility() && each.type !== "file")
             .filter((each) => each.getBoundingClientRect().right > 360).length"""

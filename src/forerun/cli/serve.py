@@ -121,6 +121,6 @@ def serve(
         loaded = model.load()
         log_to_stderr(log_level)
         with open_service(loaded, settings) as service:
-            where = f"http://{host}:{taken.getsockname()[1]}"
+            where = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
             console = Console(stderr=True, highlight=False)
             serve(service, settings, taken, ready=lambda: console.print(f"{settings.name} is served at {where}"))

@@ -11,8 +11,7 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
@@ -54,7 +53,7 @@ class Handle:
         self._send_cancel = send_cancel
         self._updates: deque[Update] = deque()
         self._changed = threading.Condition()
-        self._wakers: list[Callable[[], None]] = []
+        self._bells: list[_Bell] = []
         self._unfinished = set(range(request.params.n))
         self._over = False
         self._left = False
@@ -73,8 +72,9 @@ class Handle:
     def leave(self) -> None:
         """As `cancel`, and the iteration ends at once, though the engine may be in a long step."""
         self.cancel()
-        with self._notifying():
+        with self._changed:
             self._left = True
+        ring([self])
 
     def __iter__(self) -> Iterator[Update]:
         try:
@@ -90,13 +90,10 @@ class Handle:
             self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Update]:
-        loop, changed = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(changed.set)
-
+        changed = asyncio.Event()
+        bell = _Bell(asyncio.get_running_loop(), changed)
         with self._changed:
-            self._wakers.append(wake)
+            self._bells.append(bell)
         try:
             while True:
                 changed.clear()
@@ -111,7 +108,7 @@ class Handle:
                     yield update
         finally:
             with self._changed:
-                self._wakers.remove(wake)
+                self._bells.remove(bell)
             self.cancel()
 
     def _next(self) -> Update | None:
@@ -125,30 +122,53 @@ class Handle:
         return None
 
     def take(self, update: Update) -> None:
-        """From the engine's thread: an update came."""
+        """From the engine's thread: an update came. Who waits learns of it by `ring`."""
         if update.finish_reason is not None:
             self._unfinished.discard(update.index)
-        with self._notifying():
+        with self._changed:
             self._updates.append(update)
             self._over = not self._unfinished
 
     def end(self, error: BaseException | None = None) -> None:
         """From the engine's thread: nothing more comes."""
-        with self._notifying():
+        with self._changed:
             if not self._over:
                 self._over, self._error = True, error
+        ring([self])
 
-    @contextmanager
-    def _notifying(self) -> Iterator[None]:
+    def wake_threads(self) -> list[_Bell]:
+        """Those that wait; the event loops that wait too are returned."""
         with self._changed:
-            yield
             self._changed.notify_all()
-            wakers = list(self._wakers)
-        for wake in wakers:
-            try:
-                wake()
-            except RuntimeError:  # that event loop is closed: nobody reads any more
-                self.cancel()
+            return list(self._bells)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bell:
+    """Wakes who waits in an event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    changed: asyncio.Event
+
+
+def ring(handles: Iterable[Handle]) -> None:
+    """Wake all who wait for these. An event loop is called once for all: it would begin to tell one text's news while
+    the others' are still being handed over, and the two threads would be in each other's way."""
+    bells: dict[asyncio.AbstractEventLoop, list[tuple[_Bell, Handle]]] = {}
+    for handle in handles:
+        for bell in handle.wake_threads():
+            bells.setdefault(bell.loop, []).append((bell, handle))
+    for loop, waiting in bells.items():
+        try:
+            loop.call_soon_threadsafe(_set_all, [bell.changed for bell, _ in waiting])
+        except RuntimeError:  # that event loop is closed: nobody reads any more
+            for _, handle in waiting:
+                handle.cancel()
+
+
+def _set_all(events: list[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
 
 
 @dataclass(eq=False)
@@ -238,12 +258,15 @@ def _work(engine: Steps, desk: _Desk) -> None:
     def tell() -> None:
         """Readers learn of a step when the next one is under way."""
         told, untold[:] = list(untold), []
+        readers: set[Handle] = set()
         for update in told:
             reader = handles.get(update.request)
             if reader is not None:  # else it was cancelled
+                readers.add(reader)
                 reader.take(update)
                 if reader.over:
                     del handles[update.request], numbers[reader]
+        ring(readers)
 
     if isinstance(engine, WorksApart):
         engine.meanwhile = tell

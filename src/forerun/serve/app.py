@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import forerun
 from forerun.serve.document import ANSWERS, described
 from forerun.serve.errors import ApiError, broken, refused
-from forerun.serve.exchange import Exchange
+from forerun.serve.exchange import GONE, Exchange
 from forerun.serve.keys import Keys
+from forerun.serve.limits import Limits
 from forerun.serve.logs import log
 from forerun.serve.orders import Order, Served, read_chat, read_completion
 from forerun.serve.page_files import page_file, page_info
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 GUARDED = ("/v1/", "/metrics")
 """What asks for a key, where there are keys."""
+LATE = 5.0
+"""Seconds beyond its time that an answer gets to be taken, by a client that reads slowly or not at all."""
 HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -153,15 +156,19 @@ async def _answered(
     request: "Request", service: Service, read: Callable[[Any, Served], Order], endpoint: str
 ) -> "Response":
     """Errors before the first byte become answers with a status; the metrics know of every one."""
-    from starlette.responses import JSONResponse
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse, Response
 
     exchange: Exchange | None = None
     try:
-        body = read_json(await _body(request, service.served.limits.body_bytes))
+        body = read_json(await _body(request, service.served.limits))
         order = await asyncio.to_thread(read, body, service.served)
         exchange = Exchange(service, order, endpoint)
         exchange.begin()
         return await _begun(request, exchange)
+    except ClientDisconnect:  # in the middle of its own question
+        service.metrics.requests.labels(endpoint, str(GONE)).inc()
+        return Response(status_code=GONE)
     except Exception as error:
         told = error if isinstance(error, ApiError) else broken()
         if told is not error:
@@ -183,11 +190,14 @@ async def _begun(request: "Request", exchange: Exchange) -> "Response":
     from starlette.types import Receive, Scope, Send
 
     class Stream(StreamingResponse):
-        """Leaves the exchange also where the client had gone before the first event."""
+        """Leaves the exchange also where the client had gone before the first event, or does not take what it gets."""
 
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                await super().__call__(scope, receive, send)
+                async with asyncio.timeout(exchange.order.seconds + LATE):
+                    await super().__call__(scope, receive, send)
+            except TimeoutError:
+                exchange.leave(GONE)
             finally:
                 exchange.leave()
 
@@ -209,15 +219,25 @@ async def _until_gone(request: "Request", exchange: Exchange) -> None:
     exchange.running.cancel()
 
 
-async def _body(request: "Request", most: int) -> bytes:
+async def _body(request: "Request", limits: Limits) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no page elsewhere can send without being allowed to
         raise ApiError(415, "the body is not declared as JSON: send `Content-Type: application/json`")
     read = bytearray()
-    async for chunk in request.stream():
-        read += chunk
-        if len(read) > most:
-            raise ApiError(413, f"the body has more than {most} bytes: send less", headers={"Connection": "close"})
+    close = {"Connection": "close"}
+    try:
+        async with asyncio.timeout(limits.seconds):
+            async for chunk in request.stream():
+                read += chunk
+                if len(read) > limits.body_bytes:
+                    raise ApiError(413, f"the body has more than {limits.body_bytes} bytes: send less", headers=close)
+    except TimeoutError:
+        raise ApiError(
+            504,
+            f"the body did not come within {limits.seconds:g} seconds: send it faster",
+            code="timeout",
+            headers=close,
+        ) from None
     if not read:
         raise refused("the body is empty: send JSON")
     return bytes(read)

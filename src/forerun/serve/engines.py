@@ -125,6 +125,7 @@ class Engines:
         self.default = self.names[0]
         self._makers = dict(makers)
         self._counted = counted
+        self._meanwhile: Callable[[], None] | None = None
         self._made = {self.default: Bench(self._makers[self.default]())}
 
     @property
@@ -140,12 +141,24 @@ class Engines:
     def has_work(self) -> bool:
         return any(bench.engine.has_work for bench in self._made.values())
 
+    @property
+    def meanwhile(self) -> Callable[[], None] | None:
+        """Called by every engine in its steps, when others can be seen to at no cost."""
+        return self._meanwhile
+
+    @meanwhile.setter
+    def meanwhile(self, call: Callable[[], None] | None) -> None:
+        self._meanwhile = call
+        for engine in self.made.values():
+            engine.meanwhile = call
+
     def add(self, request: Request) -> int:
         """Requests of all engines are numbered without doubles: by number and place."""
         wanted = request.drafter if isinstance(request, Asked) else self.default
         name = wanted if wanted in self._makers else self.default
         if name not in self._made:
             self._made[name] = Bench(self._make(name))
+            self.meanwhile = self._meanwhile
         asked = request if isinstance(request, Asked) else Asked(**vars(request))
         return self._made[name].add(asked) * len(self.names) + self.names.index(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ SMALLEST_TOP_P = 1e-9
 """Stands for 0, which keeps the likeliest token alone."""
 DEFAULT_COMPLETION = 16
 """OpenAI's own."""
+LONGEST_GRAMMAR = 1 << 16
+"""Characters of a grammar, or of schemas as JSON. Rules that lead to rules are followed by calls inside calls, and the
+threads that do it have room for so many (`server.STACK`)."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ def read_completion(body: Any, served: Served) -> Order:
         raise refused("suffix is not supported: leave it out", "suffix")
     with _naming("prompt"):
         given, _ = as_prompts(asked["prompt"])
+        _refuse_many(asked, len(given), served.limits)
         prompts = [to_tokens(prompt, served.model.tokenizer, chat=False) for prompt in given]
     most = served.model.target.vocab_size - 1
     if max(max(prompt, default=0) for prompt in prompts) > most:
@@ -90,7 +95,8 @@ def read_completion(body: Any, served: Served) -> Order:
 
 def read_chat(body: Any, served: Served) -> Order:
     asked = _asked(body, CHAT, served)
-    tools = read_tools(asked.get("tools"), asked.get("tool_choice"))
+    _refuse_many(asked, 1, served.limits)
+    tools = read_tools(asked.get("tools"), asked.get("tool_choice"), _form(asked))
     messages: list[Message] = plain_messages(asked["messages"], tools)
     with _naming("messages"):
         prompt = to_tokens(messages, served.model.tokenizer, chat=True)
@@ -110,7 +116,7 @@ def _asked(body: Any, table: Mapping[str, Any], served: Served) -> dict[str, Any
     if asked["model"] != served.name:
         raise ApiError(
             404,
-            f"there is no model {asked['model']!r} here: use {served.name!r}",
+            f"there is no model {asked['model'][:60]!r} here: use {served.name!r}",
             param="model",
             code="model_not_found",
         )
@@ -129,7 +135,7 @@ def _order(
     **more: Any,
 ) -> Order:
     limits = served.limits
-    _refuse_too_much(asked, prompts, served)
+    _refuse_long(asked, prompts, served)
     most = min(served.context_length, limits.output_tokens or served.context_length)
     if longest is not None and limits.output_tokens is not None and longest > limits.output_tokens:
         raise refused(
@@ -158,12 +164,15 @@ def _order(
     )
 
 
-def _refuse_too_much(asked: dict[str, Any], prompts: list[list[int]], served: Served) -> None:
-    limits = served.limits
-    texts = len(prompts) * asked.get("n", 1)
+def _refuse_many(asked: dict[str, Any], prompts: int, limits: Limits) -> None:
+    """Before any of them is read."""
+    texts = prompts * asked.get("n", 1)
     if texts > limits.texts:
         raise refused(f"the request asks for {texts} texts and may ask for {limits.texts}: lower n", "n")
-    most = min(limits.prompt_tokens or served.context_length, served.context_length - 1)
+
+
+def _refuse_long(asked: dict[str, Any], prompts: list[list[int]], served: Served) -> None:
+    most = min(served.limits.prompt_tokens or served.context_length, served.context_length - 1)
     longest = max(len(prompt) for prompt in prompts)
     if longest > most:
         raise refused(
@@ -219,37 +228,48 @@ def _draft(speculation: dict[str, Any]) -> DraftOptions:
     return DraftOptions(nodes, depth)
 
 
+def _form(asked: dict[str, Any]) -> dict[str, Any] | None:
+    """The JSON schema that the text must fit."""
+    asked_for = asked.get("response_format", {"type": "text"})
+    if asked_for["type"] == "json_schema":
+        schema: dict[str, Any] = asked_for["json_schema"]["schema"]
+        return schema
+    return {"type": "object"} if asked_for["type"] == "json_object" else None
+
+
 def _grammar(asked: dict[str, Any], tools: Tools | None, served: Served) -> dict[str, Any]:
-    """At most one of the three ways to ask for a form."""
-    form = asked.get("response_format", {"type": "text"})
+    """Of the ways to ask for a form; tools know of a response_format beside them."""
+    form = _form(asked)
     given = [
-        *(["response_format"] if form["type"] != "text" else []),
-        *(["grammar"] if "grammar" in asked else []),
         *(["tools"] if tools is not None else []),
+        *(["response_format"] if form is not None else []),
+        *(["grammar"] if "grammar" in asked else []),
     ]
     if not given:
         return {}
-    if len(given) > 1:
-        raise refused(f"{' and '.join(given)} both say what the text must be: leave one out", given[-1])
+    if len(given) > 1 and "grammar" in given:
+        raise refused(f"{' and '.join(given)} all say what the text must be: leave grammar out", "grammar")
     from forerun.engine import grammar
 
     tokenizer = served.model.tokenizer
     with _naming(given[0]):
-        if tools is not None:
-            made = (
-                grammar.json_schema(tools.call_schema, tokenizer)
-                if tools.choice == "required"
-                else grammar.lark(tools.lark, tokenizer)
-            )
-        elif form["type"] == "json_object":
-            made = grammar.json_object(tokenizer)
-        elif form["type"] == "json_schema":
-            made = grammar.json_schema(form["json_schema"]["schema"], tokenizer)
+        if tools is not None and tools.choice == "required":
+            made = grammar.json_schema(_of_length(json.dumps(tools.call_schema)), tokenizer)
+        elif tools is not None:
+            made = grammar.lark(_of_length(tools.lark), tokenizer)
+        elif form is not None:
+            made = grammar.json_schema(_of_length(json.dumps(form)), tokenizer)
         else:
             wanted = asked["grammar"]
             text, kind = (wanted, "lark") if isinstance(wanted, str) else (wanted["grammar"], wanted["type"])
-            made = grammar.regex(text, tokenizer) if kind == "regex" else grammar.lark(text, tokenizer)
+            made = (grammar.regex if kind == "regex" else grammar.lark)(_of_length(text), tokenizer)
     return {"grammar": made}
+
+
+def _of_length(text: str) -> str:
+    if len(text) > LONGEST_GRAMMAR:
+        raise ValueError(f"the grammar has {len(text)} characters and may have {LONGEST_GRAMMAR}: make it plainer")
+    return text
 
 
 def _text(prompt: Prompt, served: Served) -> str:

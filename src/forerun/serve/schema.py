@@ -14,6 +14,9 @@ from forerun.serve.errors import ApiError, refused
 
 Schema = Mapping[str, Any]
 
+DEEPEST = 100
+"""Lists and objects inside each other that a body may have: what looks at them goes down as deep."""
+
 # fmt: off
 KNOWN = {
     "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "items", "minItems",
@@ -38,11 +41,27 @@ def read_json(body: bytes) -> Any:
         raise ValueError(f"{constant} is no JSON")
 
     try:
-        return json.loads(body, parse_constant=refuse, parse_float=_finite)
+        read = json.loads(body, parse_constant=refuse, parse_float=_finite)
     except RecursionError:
-        raise refused("the body nests too deeply: send plainer JSON") from None
+        raise _too_deep() from None
     except (ValueError, UnicodeDecodeError):
         raise refused("the body is not valid JSON: send an object in UTF-8") from None
+    level = [read]
+    for _ in range(DEEPEST):
+        level = [inner for each in level for inner in _inside(each)]
+    if level:
+        raise _too_deep()
+    return read
+
+
+def _inside(value: Any) -> list[Any]:
+    """What a list or an object holds, as far as it can hold something itself."""
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in held if isinstance(each, dict | list)]
+
+
+def _too_deep() -> ApiError:
+    return refused(f"the body nests more than {DEEPEST} deep: send plainer JSON")
 
 
 def _finite(text: str) -> float:

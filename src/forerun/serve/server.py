@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,9 @@ FREE = ("ngram", "suffix", "recycling", "lookahead")
 """Drafters that need nothing but the model, and so can be had with any."""
 SHARE = 4
 """How much smaller than the first engine's the caches of the others are."""
+STACK = 128 << 20
+"""Bytes for the calls of a thread, of which only those are taken that are used. A grammar may lead the library that
+reads it through thousands of rules inside each other, and a stack that is full ends the process."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,18 @@ def open_service(model: LoadedModel, settings: Settings) -> Iterator[Service]:
             makers.setdefault(shown_name(name), partial(beside, name))
     engines = Engines(makers, counted=metrics.counted)
     served = Served(model, settings.name, engines.names, engines.first.context_length, settings.limits)
-    with Runner(engines) as runner:
+    with deep_threads(), Runner(engines) as runner:
         yield Service(served, engines, runner, metrics, settings.max_batch)
+
+
+@contextmanager
+def deep_threads() -> Iterator[None]:
+    """Threads that begin meanwhile can go deep."""
+    before = threading.stack_size(STACK)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 def shown_name(drafter: str) -> str:

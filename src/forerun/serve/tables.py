@@ -55,7 +55,13 @@ SPECULATION = maybe(
         {
             "drafter": maybe({"type": "string", "description": "One of those that `/page/info` lists."}),
             "length": whole(0, MAX_NODES, "How many tokens ahead at most; 0 does not speculate."),
-            "tree": maybe({"type": "string", "description": 'The most that a step drafts, as a tree: "5", "3,2,1".'}),
+            "tree": maybe(
+                {
+                    "type": "string",
+                    "maxLength": 1000,
+                    "description": 'The most that a step drafts, as a tree: "5", "3,2,1".',
+                }
+            ),
             "off": flag("Plain decoding."),
             "trace": flag("Tell what every step did, in a field `forerun`."),
         },
@@ -132,7 +138,14 @@ SHARED: Table = {
     "ignore_eos": flag("Ours: go on to max_tokens."),
     "n": whole(1, 1024, "How many texts.", 1),
     "stream": flag("Server-sent events, as the text is written."),
-    "stream_options": maybe(closed({"include_usage": flag("A last chunk with the usage.")})),
+    "stream_options": maybe(
+        closed(
+            {
+                "include_usage": flag("A last chunk with the usage."),
+                "include_obfuscation": maybe({"type": "boolean", "description": "Nothing is ever added."}),
+            }
+        )
+    ),
     "timeout": number(0.001, 86400, "Ours: seconds after which the request is given up."),
     "response_format": RESPONSE_FORMAT,
     "grammar": GRAMMAR,
@@ -228,6 +241,9 @@ CHAT = closed(
         "parallel_tool_calls": maybe({"type": "boolean", "description": "One call is made at a time."}),
         "store": maybe({"type": "boolean", "description": "Nothing is stored."}),
         "metadata": maybe(OPEN),
+        "service_tier": maybe({"type": "string", "description": "There is one."}),
+        "safety_identifier": maybe(TEXT),
+        "prompt_cache_key": maybe({"type": "string", "description": "Any prompt finds what it shares."}),
     },
     "model",
     "messages",

@@ -2,8 +2,8 @@
 
 Models without a form of their own for this are told in a system message, in the form that Hermes made common: a call is
 `<tool_call>{"name": …, "arguments": …}</tool_call>`. Where a call is required the text is that object alone, by its
-schema. Where the model may choose, the text is free unless it begins with the tag, and from there on a grammar holds it
-to the schema of one of the functions.
+schema. Where the model may choose, the text is free, or of the form that is asked for, unless it begins with the tag,
+and from there on a grammar holds it to the schema of one of the functions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from forerun.engine.grammar import LAYOUT
 from forerun.serve.errors import refused
 
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
@@ -26,6 +27,8 @@ class Tools:
     functions: list[dict[str, Any]]
     """Those that may be called."""
     choice: Choice
+    form: dict[str, Any] | None = None
+    """The JSON schema of a text that is no call, if it has to fit one."""
 
     @property
     def call_schema(self) -> dict[str, Any]:
@@ -46,11 +49,13 @@ class Tools:
     @property
     def lark(self) -> str:
         """Free text, or a call; a text that begins like the tag and goes on otherwise is free text."""
+        call = f'call: "{OPEN_TAG}" body "{CLOSE_TAG}"\nbody: %json {_on_one_line(self.call_schema)}\n'
+        if self.form is not None:
+            return f"start: form | call\nform: %json {_on_one_line(self.form)}\n{call}"
         free = [rf"{re.escape(OPEN_TAG[:place])}[^{OPEN_TAG[place]}](.|\n)*" for place in range(len(OPEN_TAG))]
         begun = [re.escape(OPEN_TAG[:place]) for place in range(len(OPEN_TAG))]
         pattern = "|".join([*free, *begun]).replace("/", r"\/")
-        schema = json.dumps(self.call_schema)
-        return f'start: TEXT | call\nTEXT: /{pattern}/\ncall: "{OPEN_TAG}" body "{CLOSE_TAG}"\nbody: %json {schema}\n'
+        return f"start: TEXT | call\nTEXT: /{pattern}/\n{call}"
 
     @property
     def told(self) -> str:
@@ -65,7 +70,14 @@ class Tools:
         )
 
 
-def read_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Tools | None:
+def _on_one_line(schema: dict[str, Any]) -> str:
+    """As schemas are read elsewhere, unless this one says otherwise: a text does not go on with blanks for ever."""
+    return json.dumps({"x-guidance": LAYOUT, **schema})
+
+
+def read_tools(
+    tools: Sequence[Mapping[str, Any]] | None, choice: Any, form: dict[str, Any] | None = None
+) -> Tools | None:
     """None where no function may be called."""
     functions = [{key: value for key, value in tool["function"].items() if value is not None} for tool in tools or []]
     names = [function["name"] for function in functions]
@@ -82,7 +94,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Tools 
         if wanted not in names:
             raise refused(f"tool_choice names {wanted}, which is none of the tools: name one", "tool_choice")
         return Tools([functions[names.index(wanted)]], "required")
-    return Tools(functions, "required" if choice == "required" else "auto")
+    return Tools(functions, "required" if choice == "required" else "auto", form)
 
 
 @dataclass(frozen=True)
