@@ -121,6 +121,18 @@ def test_a_tree_may_ask_for_more_nodes_than_can_grow() -> None:
     assert all(len(paths) <= 7 for paths in trees)
 
 
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_a_column_that_is_no_number_is_not_drafted(params: SamplingParams) -> None:
+    head = head_of("eagle3", target_of(torch.bfloat16))
+    liked = max(
+        path[-1] for tree in live(head_of("eagle3", target_of(torch.bfloat16)), params) for path in tree if path
+    )
+    head.lm_head.weight.data[liked // 2] = torch.nan  # the draft vocabulary is every other token
+    drafted = {token for tree in live(head, params) for path in tree for token in path}
+    assert liked not in drafted
+    assert len(drafted) > 5
+
+
 # --- how deep --------------------------------------------------------------------------------------------------
 
 

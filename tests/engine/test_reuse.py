@@ -10,9 +10,12 @@ import torch
 
 from forerun.core.params import SamplingParams
 from forerun.drafters.drafter import Drafter
+from forerun.drafters.trained import SideDrafter
+from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.cache import CacheFullError, KVCache
+from forerun.models.heads.side_heads import new_side_heads
 from forerun.models.storage import LayerShape, Storage
 from tests.engine.tiny import Nothing, Oracle, RandomTrees, drain, tiny_model
 
@@ -144,20 +147,25 @@ def test_nothing_is_lost_whatever_happens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("slots", [1024, 160])
-@pytest.mark.parametrize("drafts", ["none", "random", "right"])
+@pytest.mark.parametrize("drafts", ["none", "random", "right", "medusa"])
 def test_a_conversation_reads_only_what_is_new(slots: int, drafts: str) -> None:
     """With a cache of 160 tokens texts have to step back for each other. Right drafts run past the ends of texts."""
     model = tiny_model()
     plain = Engine(model, Nothing(), slots=1024)
     hints: dict[tuple[int, ...], list[int]] = {}
-    drafters: dict[str, Drafter] = {"none": Nothing(), "random": RandomTrees(1), "right": Oracle(hints, right=True)}
+    drafters: dict[str, Drafter] = {
+        "none": Nothing(),
+        "random": RandomTrees(1),
+        "right": Oracle(hints, right=True),
+        "medusa": SideDrafter(new_side_heads("medusa", model, 2), TreeSpec.parse("2"), model.vocab_size),
+    }
     engine = Engine(model, drafters[drafts], slots=slots, max_batch=4)
     engine.scheduler.reuse = True
     draw = random.Random(5)
     talks = [[draw.randrange(4, 50) for _ in range(20)] for _ in range(5)]
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
     for turn in range(3):
-        rows = engine.statistics.rows
+        rows, drafted = engine.statistics.rows, engine.statistics.drafted
         longer = replace(params, max_tokens=20)
         for talk, (text,) in zip(talks, drain(plain, [Request(list(talk), longer) for talk in talks]), strict=True):
             hints[tuple(talk)] = text
@@ -167,6 +175,7 @@ def test_a_conversation_reads_only_what_is_new(slots: int, drafts: str) -> None:
         assert drain(engine, requests) == expected
         if turn and slots == 1024 and drafts == "none":
             assert engine.statistics.rows - rows <= 5 * (12 + 5)  # twelve tokens each, and five that are new
+        assert (engine.statistics.drafted > drafted) == (drafts != "none")
         talks = [
             talk + text + [draw.randrange(4, 50) for _ in range(4)]
             for talk, (text,) in zip(talks, expected, strict=True)

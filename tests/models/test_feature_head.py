@@ -147,3 +147,16 @@ def test_rows_of_the_output_head_come_back_as_they_were(tied: bool, dtype: torch
     ids = torch.tensor([0, 31, 32, 127])
     assert torch.equal(model.head_rows(ids), expected[ids])
     assert torch.equal(model.head_rows(), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_states_of_several_layers_are_joined_as_in_pytorch(rows: int) -> None:
+    head = head_of("eagle3", target_of(torch.bfloat16))
+    if not amx.supports(head.config):
+        pytest.skip("needs a CPU with AMX")
+    generator = torch.Generator().manual_seed(rows)
+    states = {tap: torch.randn(rows + 2, 64, generator=generator).bfloat16()[1:-1] for tap in head.taps}
+    expected = head.fuse(states)
+    head.prepare()
+    assert head.joined is not None
+    close(head.fuse(states), expected)

@@ -25,6 +25,7 @@ from forerun.models.config import Layer, ModelConfig
 from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.vocabulary import from_offsets, to_offsets
 from forerun.models.native.growth import Entry
+from forerun.models.native.join import Join
 from forerun.models.norm import RMSNorm
 from forerun.models.transformer import Transformer
 
@@ -111,11 +112,18 @@ class FeatureHead(Transformer):
             self.pre_fc_norm_hidden = RMSNorm(hidden, config)
         del self.model.embed_tokens  # the target's is used, and is no part of this
         self.embed = target.embed  # type: ignore[method-assign]
+        self.joined: Join | None = None
+        """`fc` of eagle3, where the pass is in C."""
         self._target = [target]  # in a list, which hides it from PyTorch: it is not ours to train
 
     @property
     def feature_like(self) -> Tensor:  # type: ignore[override]
         return self._any_norm.weight
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.amx is not None and self.method == "eagle3":
+            self.joined = Join(self.fc.weight.data, len(self.taps))
 
     @property
     def target_config(self) -> ModelConfig:
@@ -123,6 +131,8 @@ class FeatureHead(Transformer):
 
     def fuse(self, states: Mapping[int, Tensor]) -> Tensor:
         """What rows bring, from the target's hidden states [..., H] behind the tapped layers."""
+        if self.joined is not None:
+            return self.joined([states[tap] for tap in self.taps])
         if self.method == "eagle3":
             joined = torch.cat([states[tap] for tap in self.taps], -1)
             fused: Tensor = self.fc(joined.to(self.fc.weight.dtype))

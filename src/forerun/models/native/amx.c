@@ -99,16 +99,6 @@ static void attended_rows(const Model *m, const Layer *layer, const Pass *p, int
     }
 }
 
-static inline void load_tiles(void) {
-    TileShapes shapes = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        shapes.bytes[i] = 64;
-        shapes.rows[i] = 16;
-    }
-    WRITTEN();
-    _tile_loadconfig(&shapes);
-}
-
 /* What one thread does of a pass. */
 static void pass_rows(const Model *m, const Pass *p, int thread, int threads) {
     int64_t heads = m->heads * m->head_dim, width = heads + 2 * m->kv_heads * m->head_dim;
@@ -155,8 +145,28 @@ static void pass_rows(const Model *m, const Pass *p, int thread, int threads) {
 void forerun_pass(const Model *m, const Pass *p) {
 #pragma omp parallel num_threads((int)p->threads)
     {
-        load_tiles();
+        load_tiles(16);
         pass_rows(m, p, omp_get_thread_num(), omp_get_num_threads());
+        _tile_release();
+    }
+}
+
+/* Rows that come in parts, [rows, inputs] each, times a matrix in bfloat16 that reads them side by side; added to what
+ * is in `out`. `tiles` is scratch, with rows rounded up to 32. */
+void forerun_join(const bf16 *const *parts, int64_t count, int64_t rows, int64_t inputs, const bf16 *matrix,
+                  int64_t outputs, bf16 *tiles, bf16 *out, int64_t all_threads) {
+    int64_t width = count * inputs;
+#pragma omp parallel num_threads((int)all_threads)
+    {
+        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        load_tiles(16);
+        for (int64_t row = thread; row < rows; row += threads)
+            for (int64_t part = 0; part < count; part++)
+                norm_row(parts[part] + row * inputs, NULL, inputs, 0, tiles, row, part * inputs, width);
+#pragma omp barrier
+        Task joint = {tiles, NULL, rows, width, ADD, NULL, outputs, out};
+        Matrix plain = {matrix, NULL};
+        product(&joint, plain, outputs / 32, begin(plain, outputs, width, SHARE), SHARE);
         _tile_release();
     }
 }

@@ -88,12 +88,58 @@ static void turn(const Model *m, Pass *p, const Growth *g, int64_t row, int64_t 
     memcpy((float *)p->sine + row * half, g->sine + position * half, sizeof(float) * half);
 }
 
+/* The likeliest tokens of a row whose peaks are known, with the logarithms of their shares; 0 if the row holds what is
+ * no number. As `candidates` says it of rows that do not race, without a look at most of the row. */
+static int likeliest(const Pass *p, int64_t size, int64_t row, int64_t count, float *shares, int64_t *places) {
+    const bf16 *logits = p->logits + row * size;
+    const float *peaks = p->peaks + row * (size / 32);
+    float top = -INFINITY;
+    for (int64_t i = 0; i < count; i++) shares[i] = -INFINITY, places[i] = -1;
+    for (int64_t block = 0; block < size / 32; block++) top = peaks[block] > top ? peaks[block] : top;
+    __m512 sum = _mm512_setzero_ps(), highest = _mm512_set1_ps(top);
+    for (int64_t i = 0; i < size; i += 16)
+        sum = _mm512_add_ps(sum, exponential(_mm512_sub_ps(wide(logits + i), highest)));
+    float all = _mm512_reduce_add_ps(sum);
+    if (!(all >= 1 && all < INFINITY)) return 0;
+    for (int64_t block = 0; block < size / 32; block++) {
+        if (!(peaks[block] > shares[count - 1])) continue;
+        for (int64_t i = 32 * block; i < 32 * block + 32; i++) {
+            uint32_t bits = (uint32_t)logits[i] << 16;
+            float value;
+            int64_t at = count - 1;
+            memcpy(&value, &bits, 4);
+            if (!(value > shares[at])) continue;
+            for (; at > 0 && value > shares[at - 1]; at--) shares[at] = shares[at - 1], places[at] = places[at - 1];
+            shares[at] = value;
+            places[at] = i;
+        }
+    }
+    for (int64_t i = 0; i < count; i++) shares[i] = shares[i] - top - logf(all);
+    return 1;
+}
+
+/* What may follow the wanted rows, which stand at `depth`; this thread's share of them. */
+static void follow(const Model *m, const Pass *p, const Growth *g, int64_t depth, int thread, int threads) {
+    int64_t first = share_of(p->wanted, thread, threads), last = share_of(p->wanted, thread + 1, threads);
+    float *shares = g->shares + first * g->width;
+    int64_t *places = g->places + first * g->width;
+    while (!*g->raced && first < last && likeliest(p, m->vocabulary, first, g->width, shares, places)) {
+        first++;
+        shares += g->width;
+        places += g->width;
+    }
+    if (first < last)
+        g->candidates(p->logits + first * m->vocabulary, 1, last - first, m->vocabulary, g->ids, g->temperature,
+                      g->keys + depth * g->width, g->raced, g->tau, g->width, g->scratch + thread * 3 * m->vocabulary,
+                      shares, places);
+}
+
 /* The rows that were entered, and the candidates behind the wanted ones, which stand at `depth`. */
 static void read_rows(const Model *m, const Pass *p, const Growth *g, int64_t depth) {
 #pragma omp parallel num_threads((int)p->threads)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        load_tiles();
+        load_tiles(16);
         if (g->joined) {
             Task joint = {g->joint, NULL, p->rows, 2 * m->hidden, ADD, NULL, m->hidden, p->x};
             product(&joint, g->fc, m->hidden / 32, begin(m->layer[0].qkv, 32, m->hidden, SHARE), SHARE);
@@ -102,11 +148,7 @@ static void read_rows(const Model *m, const Pass *p, const Growth *g, int64_t de
         pass_rows(m, p, SHARE);
         _tile_release();
 #pragma omp barrier
-        int64_t first = share_of(p->wanted, SHARE), count = share_of(p->wanted, thread + 1, threads) - first;
-        if (count)
-            g->candidates(p->logits + first * m->vocabulary, 1, count, m->vocabulary, g->ids, g->temperature,
-                          g->keys + depth * g->width, g->raced, g->tau, g->width, g->scratch + thread * 3 * m->vocabulary,
-                          g->shares + first * g->width, g->places + first * g->width);
+        follow(m, p, g, depth, SHARE);
     }
 }
 

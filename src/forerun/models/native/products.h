@@ -13,6 +13,17 @@
 
 #include "tiles.h"
 
+/* Tiles 0 to 5 of so many rows, which is how long multiplying takes. */
+static inline void load_tiles(int64_t rows) {
+    TileShapes shapes = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shapes.bytes[i] = 64;
+        shapes.rows[i] = i < 6 ? (uint8_t)rows : 16;
+    }
+    WRITTEN();
+    _tile_loadconfig(&shapes);
+}
+
 /* What becomes of a product: 32 outputs of up to 16 rows, as two tiles of 16. */
 typedef enum { KEEP, ADD, GATE, LOGITS } Use;
 
@@ -170,7 +181,10 @@ static void pair_in_bytes(const Task *t, const int8_t *w, const float *scales, c
  * fetched: the next pair of tiles, or at last its share of `next`, the matrix after this one. */
 static void product(const Task *t, Matrix matrix, int64_t pairs, const char *next, int thread, int threads) {
     if (!t->rows) return;
-    int64_t last = share_of(pairs, thread + 1, threads), size = 32 * t->in * (matrix.scales ? 1 : (int64_t)sizeof(bf16));
+    int64_t last = share_of(pairs, thread + 1, threads);
+    int64_t size = 32 * t->in * (matrix.scales ? 1 : (int64_t)sizeof(bf16));
+    int few = matrix.scales && t->rows < 16;
+    if (few) load_tiles(t->rows);
     WRITTEN();
     for (int64_t pair = share_of(pairs, thread, threads); pair < last; pair++) {
         const char *w = (const char *)matrix.tiles + pair * size, *ahead = pair + 1 < last ? w + size : next;
@@ -179,6 +193,7 @@ static void product(const Task *t, Matrix matrix, int64_t pairs, const char *nex
         else
             pair_in_bfloat16(t, (const bf16 *)w, ahead, pair);
     }
+    if (few) load_tiles(16);
 }
 
 /* A row in tiles of bfloat16 becomes bytes, in the same place; its scale. What is no number makes all of it none. */
