@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL := smollm2-135m
 
-.PHONY: help demo test check format bench verification identity tables clean
+.PHONY: help demo test check format bench certificates verification identity tables clean
 
 help:
 	@echo "make demo    see speculative decoding at work, on a small model that is fetched"
@@ -13,6 +13,7 @@ help:
 	@echo "make check   ruff and mypy"
 	@echo "make format  let ruff fix what it can"
 	@echo "make bench   methods side by side on this machine, with a report; some minutes"
+	@echo "make certificates   of every drafter that comes with Forerun; an hour, and can be interrupted"
 	@echo "make verification   time the verification rules on this machine"
 	@echo "make identity DATA=folder   is the text the target's own? on development sets, against transformers"
 	@echo "make tables  write the tables of the documents from results/"
@@ -49,9 +50,14 @@ format: $(READY)
 # After Ctrl-C: make bench RESUME=--resume
 bench: $(READY)
 	@$(BIN)/forerun models fetch $(MODEL)
-	@$(BIN)/forerun bench --model $(MODEL) --drafters none,ngram,suffix,recycling,combine --batch 1,8 \
+	@$(BIN)/forerun bench --model $(MODEL) --drafters none,ngram,suffix,recycling,combine,eagle3 --batch 1,8 \
 		--per-category 1 --turns 1 --max-tokens 48 --repeat 2 \
 		--json results/quick-bench.json --report results/quick-bench.html $(RESUME)
+	@$(BIN)/python -m benchmarks.tables
+
+certificates: $(READY)
+	@$(BIN)/forerun models fetch $(MODEL)
+	@$(BIN)/python -m benchmarks.certificates $(if $(DRAFTERS),--drafters $(DRAFTERS))
 	@$(BIN)/python -m benchmarks.tables
 
 verification: $(READY)

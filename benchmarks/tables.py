@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import certificates
+
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/log.md")
 
@@ -194,7 +196,7 @@ def device_texts() -> str:
         "| batch | drafter | tokens/s | tokens per pass | speedup | drafting | target | rest | same text | gap |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    greedy = [row for row in (*result["texts"], *result["heads"]) if not row["temperature"]]
+    greedy = [row for row in result["texts"] if not row["temperature"]]
     alone = [row for row in greedy if row["batch"] == 1 and not (row["drafter"] == "none" and row["answers"] == 20)]
     for row in [*alone, *(row for row in result["batches"] if row["batch"] == 64)]:
         shares = row["shares"]
@@ -207,6 +209,24 @@ def device_texts() -> str:
         )
     for row in result["peers"]:
         lines.append(f"| 1 | {row['drafter']} | {row['tokens_per_second']:.0f} | | | | | | | |")
+    return "\n".join([*lines, "", footnote(result)])
+
+
+def device_heads() -> str:
+    """Trained drafters at the size of an 8B model, by batch and temperature."""
+    result = load("device-8b-heads")
+    lines = [
+        "| batch | temperature | drafter | tokens/s | tokens per pass | speedup | drafting | target | rest |",
+        "|---:|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["heads"]:
+        shares = row["shares"]
+        rest = shares["verify"] + shares["rest"]
+        lines.append(
+            f"| {row['batch']} | {row['temperature']:g} | {row['drafter']} | {row['tokens_per_second']:.0f} | "
+            f"{row['tokens_per_pass']:.2f} | {row['speedup']:.2f}× | {shares['draft']:.1%} | {shares['target']:.1%} | "
+            f"{rest:.1%} |"
+        )
     return "\n".join([*lines, "", footnote(result)])
 
 
@@ -246,11 +266,38 @@ def load(name: str) -> dict[str, Any]:
     return result
 
 
+def quick_bench() -> str:
+    """What `make bench` measured: speedups by batch size, a line per method."""
+    result = load("quick-bench")
+    whole = [row for row in result["rows"] if row["category"] == "overall"]
+    batches = sorted({row["batch"] for row in whole})
+    found = {(row["method"], row["batch"]): row for row in whole}
+    columns = [f"batch {batch}" for batch in batches]
+    lines = [
+        "| method | " + " | ".join(f"{column}, tokens/s | speedup | tokens per pass" for column in columns) + " |",
+        "|---|" + "---:|" * (3 * len(batches)),
+    ]
+    for method in dict.fromkeys(row["method"] for row in whole):
+        cells = [_quick_cells(found.get((method, batch))) for batch in batches]
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", footnote(result)])
+
+
+def _quick_cells(row: dict[str, Any] | None) -> str:
+    if row is None or row["speedup"] is None:
+        return "failed | |"
+    speed = f"{row['speedup']:.2f}× ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
+    return f"{row['tokens_per_second']:.0f} | {speed} | {row['tokens_per_pass']:.2f}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "certificates": certificates.table,
+    "device-heads": device_heads,
     "device-passes": device_passes,
     "device-texts": device_texts,
     "device-throughput": device_throughput,
     "identity": identity,
+    "quick-bench": quick_bench,
     "row-cost": row_cost,
     "rules": rules,
     "spec-bench": spec_bench,

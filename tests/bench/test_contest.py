@@ -101,6 +101,13 @@ def test_methods_warm_up_before_they_are_measured() -> None:
     assert sum(sums.tokens for sums in cells[0].sums.values()) == 40
 
 
+def test_a_huge_batch_warms_up_with_no_more_texts_than_there_are() -> None:
+    scripted = Scripted()
+    contest, _ = contest_of({"none": scripted}, Setting(4000), repeat=1, warm_up=5)
+    run(contest)
+    assert max(map(len, scripted.asked)) == len(QUESTIONS)
+
+
 def test_arrivals_are_the_same_for_every_method() -> None:
     methods = {"none": Scripted(), "a": Scripted(40)}
     contest, _ = contest_of(methods, Setting(2, 0.0, 5.0), repeat=1)

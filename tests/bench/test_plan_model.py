@@ -86,6 +86,15 @@ def test_reading_prompts_takes_its_share() -> None:
     assert expect(candidate(steps, prompt=60), known).gain == pytest.approx(2 / (1 + 1 / 3))  # half of plain is reading
 
 
+def test_answers_of_a_single_token_gain_nothing() -> None:
+    """Also where a bootstrap draws nothing else."""
+    steps = [[Step(3, {WHOLE: 2}, {WHOLE: 2})] * 4, []]
+    found = expect(candidate(steps, prompt=5), profile())
+    assert found.low == 1.0 < found.gain
+    assert not found.pays
+    assert expect(candidate([[], []], prompt=5), profile()).gain == 1.0
+
+
 def test_a_bad_drafter_does_not_pay() -> None:
     assert not expect(candidate(chains(0.1, 8), drafting=0.001), profile(row=0.002)).pays
     assert expect(candidate(chains(0.9, 8), drafting=0.001), profile(row=0.002)).pays

@@ -41,9 +41,19 @@ def test_a_plain_text_has_a_prompt_in_each_line(tmp_path: Path) -> None:
     assert read_questions(file)[0].turns == ("x",)
 
 
+def test_signs_that_only_python_takes_for_the_end_of_a_line(tmp_path: Path) -> None:
+    """And a mark at the beginning, as some editors write it."""
+    file = tmp_path / "q.jsonl"
+    file.write_text('\ufeff{"turns": ["one\u2028two\x85three"]}\r\n{"turns": ["four"], "category": null}\r\n', "utf-8")
+    found = read_questions(file)
+    assert [question.turns for question in found] == [("one\u2028two\x85three",), ("four",)]
+    assert {question.category for question in found} == {"all"}
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        (b'{"turns": ["a"], "category": "overall"}', "line 1 of .* stands for all of them together: rename it"),
         (b"", "no questions"),
         (b"{", "line 1 of .* is not JSON"),
         (b"[1]", "has no turns"),

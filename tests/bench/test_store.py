@@ -122,3 +122,13 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
     file.write_text('{"rows": [], "provenance": {}}')
     with pytest.raises(ValueError, match="another version"):
         earlier_cells(file, ORIGIN)
+
+
+@pytest.mark.parametrize("harm", [{"cells": [{"case": 1}]}, {"cells": None}, {"provenance": {}}, {"provenance": [1]}])
+def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path, harm: dict[str, Any]) -> None:
+    file = tmp_path / "run.json"
+    contest, _ = contest_of(methods())
+    stored(contest, file).save(complete=False)
+    file.write_text(json.dumps(json.loads(file.read_text()) | harm))
+    with pytest.raises(ValueError, match="is damaged: measure again"):
+        earlier_cells(file, ORIGIN)

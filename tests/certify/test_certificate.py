@@ -21,6 +21,8 @@ RIGHT: dict[str, tuple[Drafter, str | None, tuple[SamplingParams, ...]]] = {
     "block": (RandomSamples(5, paths=1), "block", (SAMPLED,)),
     "strongest for a fixed tree": (RandomTrees(4, KNOWN), None, (GREEDY, SAMPLED)),
     "recursive": (RandomSamples(5, paths=2), "recursive_iid", (SAMPLED,)),
+    "without replacement": (draft_model("sampled:2"), "recursive_without_replacement", (SAMPLED,)),
+    "traversal": (draft_model("sampled:2"), "traversal", (SAMPLED,)),
     "gumbel": (RandomTrees(4, KNOWN), "gumbel", (SAMPLED,)),
     "penalties": (RandomTrees(4), "recursive_fixed", (SamplingParams(presence_penalty=1, repetition_penalty=1.2),)),
 }

@@ -42,6 +42,8 @@ def test_a_table_and_a_file(run: Terminal, model: str, prompts: str, tmp_path: P
     assert "would be seen with a chance of 95%" in table
     assert {finding["temperature"] for finding in content["findings"]} == {0, 0.2}
     assert content["drafter"] == "recycling"
+    assert content["model"] == "model"
+    assert model not in result.read_text()  # where things lie is no part of a result
     assert content["dtype"] == "float32"
     assert content["provenance"]["arguments"]["samples"] == 30
     assert content["provenance"]["arguments"]["prompts"] == 3
@@ -77,6 +79,7 @@ def test_the_distance_to_another_model(
         (["--drafter", "ngram", "--rule", "nope"], "no verification rule 'nope'"),
         (["--drafter", "ngram", "--temperature", "hot"], "give numbers with commas"),
         (["--drafter", "ngram", "--temperature", "-1"], "temperature is -1.0"),
+        (["--drafter", "ngram", "--temperature", "nan"], "temperature is nan"),
         (["--drafter", "ngram", "--samples", "5"], "--samples is 5: it must be at least 20"),
         (["--drafter", "ngram", "--prompts", "/no/such/file"], "cannot open /no/such/file"),
         (["--drafter", "ngram", "--out", "/no/such/folder/x.json"], "make the folder"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from forerun.certify.subject import ChangeableEngine
 from forerun.core import exact
 from forerun.core.law import LawSettings
 from forerun.core.params import SamplingParams
@@ -25,6 +26,7 @@ from forerun.engine.laws import SettingsMemo
 from forerun.engine.request import Job
 from forerun.verify.batched import entries, rows
 from forerun.verify.rejection import SampledRemainder, Trial
+from forerun.verify.rule import all_rules
 from tests.certify.tiny_subject import GREEDY, KNOWN, SAMPLED, certified, draft_model
 from tests.engine import test_faults as engine_faults
 from tests.engine.tiny import RandomTrees
@@ -129,6 +131,36 @@ def pruned_by_confidence(tree: DraftTree) -> DraftTree:
     return replace(tree, children=torch.where(best[:, :, None], tree.children, -1))
 
 
+def weaker_child_dropped(tree: DraftTree) -> DraftTree:
+    """Of two children that were drawn for the root, the one that q finds less likely is left out."""
+    return _ordered_by_q(tree, keeps=1)
+
+
+def likelier_child_first(tree: DraftTree) -> DraftTree:
+    """Two children that were drawn for the root are put in the order of q."""
+    return _ordered_by_q(tree, keeps=2)
+
+
+def _ordered_by_q(tree: DraftTree, keeps: int) -> DraftTree:
+    assert tree.q is not None
+    assert tree.q_rows is not None
+    children = tree.children.clone()
+    for b in range(tree.batch):
+        nodes = children[b, 0].tolist()
+        if len(nodes) < 2 or nodes[1] < 0:
+            continue
+        chances = tree.q[b, tree.q_rows[b, 0, 0]][tree.tokens[b, nodes[:2]]].tolist()
+        best, other = nodes[:2] if chances[0] >= chances[1] else nodes[1::-1]
+        children[b, 0, 0], children[b, 0, 1] = best, other if keeps == 2 else -1
+    return replace(tree, children=children)
+
+
+def greedy_is_not_one_hot(patch: pytest.MonkeyPatch) -> None:
+    """Temperature 0 is sampled at temperature 1, by the rule for samples."""
+    target_not_transformed(patch)
+    patch.setattr(ChangeableEngine, "rule_for", lambda self, request: all_rules()["chain_rejection"])
+
+
 # --- the list
 
 
@@ -173,6 +205,16 @@ FAULTS = {
     "sampled drafts are pruned": Case(
         nothing, lambda: Spoiled("1", pruned_by_confidence), SAMPLED, "chain_rejection", 200
     ),
+    "sampled trees are pruned": Case(
+        nothing, lambda: Spoiled("sampled:2", weaker_child_dropped), SAMPLED, "recursive_without_replacement", 200
+    ),
+    "sampled trees are pruned, traversal": Case(
+        nothing, lambda: Spoiled("sampled:2", weaker_child_dropped), SAMPLED, "traversal", 200
+    ),
+    "sampled trees are reordered": Case(
+        nothing, lambda: Spoiled("sampled:2", likelier_child_first), SAMPLED, "recursive_without_replacement", 200
+    ),
+    "temperature 0 not a one-hot": Case(greedy_is_not_one_hot, chain, GREEDY),
     "p not transformed": Case(target_not_transformed, chain, SAMPLED, "chain_rejection"),
     "a residual not renormalised": Case(residual_not_renormalised, chain, SAMPLED, "chain_rejection"),
     "a residual transformed again": Case(residual_transformed_again, chain, SAMPLED, "chain_rejection"),

@@ -126,6 +126,8 @@ def test_a_grid_with_arrivals_and_a_method_that_fails(
         (["--drafter-option", "tokens=1"], "DRAFTER.KEY=VALUE"),
         (["--drafter-option", "suffix.tokens=1"], "not among"),
         (["--batch", "0"], "at least 1"),
+        (["--batch", "1,1000000000"], "at most 4096"),
+        (["--json", "same.x", "--report", "same.x"], "is named twice"),
         (["--per-category", "0"], "at least 1"),
         (["--json", "/no/such/folder/x.json"], "make the folder"),
         (["--report", "/no/such/folder/x.html"], "make the folder"),
@@ -145,3 +147,23 @@ def test_mistakes_are_told_in_one_sentence(run: Terminal, prompts: str, argument
     assert ended.code == 1
     assert words in ended.err.replace("\n", " ")
     assert "Traceback" not in ended.err
+
+
+def test_results_do_not_take_the_place_of_the_prompts(run: Terminal, prompts: str) -> None:
+    ended = run("bench", "--model", "/no/such/model", "--prompts", prompts, "--json", prompts)
+    assert ended.code == 1
+    assert "is named twice" in ended.err
+    assert Path(prompts).read_text() == QUESTIONS
+
+
+def test_names_with_brackets_are_no_markup(run: Terminal, model: str, tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    lines = [{"category": category, "turns": ["héllo 你好 \u2028 🙂"]} for category in ("[/b] <b>", "[red]")]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    page = tmp_path / "[page].html"
+    options = ["--max-tokens", "4", "--repeat", "1", "--drafters", "ngram", "--dtype", "float32", "--report", str(page)]
+    ended = run("bench", "--model", model, "--prompts", str(file), *options)
+    assert ended.code == 0, ended.err
+    assert "[/b] <b>" in ended.out
+    assert "[red]" in ended.out
+    assert "&lt;b&gt;" in page.read_text()

@@ -38,10 +38,12 @@ def test_a_report_and_a_file(run: Terminal, asked: list[str], tmp_path: Path) ->
     assert [each["batch"] for each in made["recommendations"]] == [1, 2]
     for each in made["recommendations"]:
         (best, *_) = each["ranked"]
-        assert each["speculate"] == (best["low"] > 1)
+        assert each["speculate"] == each["advice"].startswith("Use ")
         assert best["low"] <= best["gain"] <= best["high"]
         (checked,) = each["check"]
         assert checked["measured_speedup"] > 0
+        assert checked["holds"] or not each["speculate"]
+        assert f"measured at {checked['measured_speedup']:.2f}×" in each["advice"] or not each["speculate"]
         assert checked["method"] == best["method"]
     assert [each["rows"][0] for each in made["target"]["passes"]] == [1, 1]
     assert made["drafters"][0]["sizes"][-1]["tokens_per_pass"] >= 1

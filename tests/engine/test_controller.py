@@ -1,112 +1,36 @@
-"""How much is drafted: on a machine whose times and acceptances are made up, and in the real engine."""
+"""How much is drafted: for texts of different luck, under a load that changes, and in the real engine."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import pytest
+from pathlib import Path
 
 from forerun.core.params import SamplingParams
 from forerun.drafters.none import NoDrafter
-from forerun.engine.controller import SHARES, Controller
+from forerun.engine.build import build_engine
+from forerun.engine.controller import SIZES, Controller
 from forerun.engine.engine import Engine
+from forerun.engine.loaded import LoadedModel
 from forerun.engine.request import Request
+from tests.engine.made_up_machines import Machine
 from tests.engine.tiny import RandomTrees, tiny_model
-
-NODES = 24
-
-
-@dataclass
-class Machine:
-    """Writes texts of `length` tokens, and tells how long that takes. A draft is right with probability `right` of the
-    text, one after another, and with fewer nodes less often: by their logarithm, as trees have it."""
-
-    controller: Controller | None
-    seconds: Callable[[int], float]
-    """Of a pass with so many rows."""
-    draft_seconds: float = 0.0
-    fixed: int = NODES
-    """What is drafted without a controller."""
-    seed: int = 0
-
-    def write(self, rights: list[float], length: int) -> float:
-        chosen, total = random.Random(self.seed), 0.0
-        left = dict.fromkeys(range(len(rights)), length)
-        while left:
-            texts = list(left)
-            limits = [self.fixed] * len(texts) if self.controller is None else self.controller.limits(texts)
-            drafted = [NODES if limit is None else min(limit, NODES) for limit in limits]
-            tokens = [1 + self._accepted(chosen, rights[t], nodes) for t, nodes in zip(texts, drafted, strict=True)]
-            spent = self.seconds(len(texts) + sum(drafted)) + (self.draft_seconds if any(drafted) else 0.0)
-            spent *= chosen.uniform(0.95, 1.05) * (40.0 if chosen.random() < 0.01 else 1.0)
-            if self.controller is not None:
-                self.controller.observe(texts, drafted, tokens, spent)
-            total += min(spent, 2 * self.seconds(len(texts) + sum(drafted)))  # pauses of the machine are not counted
-            for text, count in zip(texts, tokens, strict=True):
-                left[text] -= count
-                if left[text] <= 0:
-                    del left[text]
-        return total
-
-    @staticmethod
-    def _accepted(chosen: random.Random, right: float, nodes: int) -> int:
-        count = 0
-        while nodes and count < 6 and chosen.random() < right * (nodes / NODES) ** 0.2:
-            count += 1
-        return count
-
-
-def memory_bound(rows: int) -> float:
-    return 1.0 + 0.002 * rows
-
-
-def compute_bound(rows: int) -> float:
-    return 0.2 + 0.1 * rows
-
-
-@pytest.mark.parametrize("seconds", [memory_bound, compute_bound])
-@pytest.mark.parametrize("right", [0.0, 0.2, 0.7])
-@pytest.mark.parametrize("texts", [1, 2, 8, 32, 64])
-@pytest.mark.parametrize("draft_seconds", [0.0, 0.3])
-def test_never_much_worse_than_plain_and_nearly_as_good_as_the_best(
-    seconds: Callable[[int], float], right: float, texts: int, draft_seconds: float
-) -> None:
-    """Long texts, so that the first steps, of which nothing is known, do not count."""
-    rights, length = [right] * texts, 1500
-
-    def fixed(nodes: int) -> float:
-        return Machine(None, seconds, draft_seconds, nodes).write(rights, length)
-
-    plain = fixed(0)
-    sizes = [round(share * NODES) for share in SHARES]
-    best = min(fixed(nodes) for nodes in sizes)
-    adaptive = Machine(Controller(), seconds, draft_seconds).write(rights, length)
-    assert adaptive < plain / 0.97
-    if texts == 1:
-        gained, possible = plain / adaptive - 1, plain / best - 1
-        assert gained >= 0.9 * possible - 0.03
-    else:
-        assert adaptive < 1.12 * best
+from tests.tiny_folder import save_tiny_model
 
 
 def test_texts_whose_drafts_are_never_right_are_left_out() -> None:
+    """Where every row takes its time."""
     controller = Controller()
-    machine = Machine(controller, lambda rows: 1.0 + 0.03 * rows)
-    rights = [0.9, 0.0, 0.9, 0.0]
-    machine.write(rights, 300)
-    texts = [10, 11, 12, 13]
-    chosen = random.Random(1)
-    for _ in range(60):
-        limits = controller.limits(texts)
-        drafted = [NODES if limit is None else limit for limit in limits]
-        tokens = [1 + Machine._accepted(chosen, right, nodes) for right, nodes in zip(rights, drafted, strict=True)]
-        controller.observe(texts, drafted, tokens, 1.0 + 0.03 * (4 + sum(drafted)))
-    steps = [controller.limits(texts) for _ in range(4)]
-    assert any(step[0] != 0 for step in steps)
-    assert sum(step[1] == 0 for step in steps) >= 3
-    assert controller.texts[11].luck < 0.5 < controller.texts[10].luck
+    machine = Machine(lambda texts, rows: 1.0 + 0.03 * rows, lambda texts, nodes: 0.0, 8)
+    machine.write(controller, [0.95, 0.0, 0.95, 0.0] * 3, 200, 4)
+    assert not controller.texts
+    texts, drafted = [10, 11, 12, 13], [0, 0, 0, 0]
+    for step in range(120):
+        own = [8 if limit is None else min(8, limit) for limit in controller.limits(texts)]
+        drafted = [before + (step >= 60 and nodes > 0) for before, nodes in zip(drafted, own, strict=True)]
+        tokens = [5 if nodes and text % 2 == 0 else 1 for text, nodes in zip(texts, own, strict=True)]
+        controller.observe(texts, own, tokens, 1.0 + 0.03 * (4 + sum(own)))
+    assert min(drafted[0], drafted[2]) > 50
+    assert max(drafted[1], drafted[3]) < 15  # tried again now and then
+    assert controller.texts[11].luck.value < 0.5 < controller.texts[10].luck.value
     controller.forget(11)
     assert 11 not in controller.texts
 
@@ -114,12 +38,40 @@ def test_texts_whose_drafts_are_never_right_are_left_out() -> None:
 def test_it_follows_a_load_that_changes() -> None:
     """Alone it pays, in a large batch it does not, and alone it pays again."""
     controller = Controller()
-    machine = Machine(controller, lambda rows: max(1.0, 0.05 * rows))
+    machine = Machine(lambda texts, rows: max(1.0, 0.05 * rows), lambda texts, nodes: 0.0, 16)
     for texts, drafts in ((1, True), (32, False), (1, True)):
-        machine.write([0.7] * texts, 600)
-        limits = [controller.limits(list(range(texts))) for _ in range(9)]
-        assert sum(any(limit != 0 for limit in each) for each in limits) >= (8 if drafts else 0)
-        assert drafts or sum(any(limit != 0 for limit in each) for each in limits) <= 1
+        machine.write(controller, [0.7] * texts, 400, texts)
+        chosen = controller.times[texts].chosen
+        assert bool(SIZES[chosen] != 0) == drafts
+
+
+def test_prompts_are_read_beside_what_is_best_so_far() -> None:
+    controller = Controller()
+    assert controller.usual([1]) == [0]
+    Machine(lambda texts, rows: 1.0, lambda texts, nodes: 0.0, 16).write(controller, [0.7], 200, 1)
+    before = dict(controller.texts)
+    assert controller.usual([1]) == [SIZES[controller.times[1].chosen]] != [0]
+    assert controller.texts == before
+
+
+def test_the_next_engine_begins_with_what_the_last_one_learnt(tmp_path: Path) -> None:
+    model = LoadedModel.load(save_tiny_model(tmp_path / "model"), dtype="float32", device="cpu")
+
+    def engine(tokens: int, adaptive: bool = True) -> Engine:
+        return build_engine(model, "ngram", {"tokens": tokens}, max_batch=2, cache_tokens=512, adaptive=adaptive)
+
+    first = engine(4)
+    first.add(Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)))
+    while first.has_work:
+        first.step()
+    assert first.controller is not None
+    second, other = engine(4), engine(8)
+    assert second.controller is not None
+    assert second.controller is not first.controller
+    assert second.controller.times[1].of(0) == first.controller.times[1].of(0) is not None
+    assert other.controller is not None
+    assert not other.controller.times
+    assert engine(4, adaptive=False).controller is None
 
 
 def test_the_text_does_not_change() -> None:

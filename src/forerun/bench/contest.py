@@ -120,7 +120,8 @@ class _Seat(ExitStack):
                 self._playing = self._contest.start(self._case, self._setting)
                 self.callback(self._drop)
                 if self._contest.warm_up:
-                    talks = [[{"role": "user", "content": WARM_UP}] for _ in range(self._setting.batch)]
+                    count = min(self._setting.batch, len(self._contest.questions))  # more are never there at once
+                    talks = [[{"role": "user", "content": WARM_UP}] for _ in range(count)]
                     self._playing.answer(talks, replace(self._params, max_tokens=self._contest.warm_up))
             except Exception as error:
                 self._refusal = in_words(error)  # it is not asked again in this round

@@ -12,7 +12,7 @@ from forerun.bench.cases import PLAIN, Case, Setting
 from forerun.bench.contest import Contest
 from forerun.bench.contestants import Contestant, Forerun
 from forerun.bench.measures import Cell
-from forerun.bench.plan_model import Candidate, closed_seconds, drafting_seconds, step_seconds
+from forerun.bench.plan_model import CLEAR, Candidate, closed_seconds, drafting_seconds, step_seconds
 from forerun.bench.plan_profile import Profile
 from forerun.bench.questions import Question
 from forerun.bench.rows import make_rows
@@ -39,6 +39,16 @@ class Checked:
         """How far the prediction is from what was measured, as a share of that."""
         return None if self.measured is None else self.predicted / self.measured - 1
 
+    @property
+    def holds(self) -> bool:
+        """Whether what was measured is a clear gain, and one in every round."""
+        return self.measured is not None and self.low is not None and self.measured >= CLEAR and self.low > 1
+
+    @property
+    def beyond_doubt(self) -> bool:
+        """Whether every round was a clear gain, so that it counts against what was foreseen."""
+        return self.low is not None and self.low >= CLEAR
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "method": self.candidate.label,
@@ -50,6 +60,7 @@ class Checked:
             "measured_low": self.low,
             "measured_high": self.high,
             "off": self.off,
+            "holds": self.holds,
             "tokens_per_pass": self.tokens_per_pass,
             "identical": self.identical,
             "error": self.error,

@@ -38,6 +38,11 @@ SURE = 0.9
 """The share of them within the interval."""
 FAR = 4
 """Medians."""
+CLEAR = 1.03
+"""What a gain must be to be worth its trouble: less is within what a busy machine or other texts take away."""
+FEW_TEXTS = 0.3
+"""Beyond 1, the gain that a single text has to show, since no other says whether others are like it; of n texts an nth
+part of that."""
 T = TypeVar("T")
 
 
@@ -106,9 +111,14 @@ class Expected:
     high: float
 
     @property
+    def needed(self) -> float:
+        """The gain that would be worth it: more where few texts were watched."""
+        return max(CLEAR, 1 + FEW_TEXTS / len(self.candidate.walks))
+
+    @property
     def pays(self) -> bool:
-        """Whether it is a gain as surely as the interval says."""
-        return self.low > 1.0
+        """Whether it is a clear gain, and a gain as surely as the interval says."""
+        return self.low > 1.0 and self.gain >= self.needed
 
 
 def gain_of(candidate: Candidate, profile: Profile) -> float:
@@ -157,6 +167,8 @@ def tokens_per_pass(walks: Sequence[Walk]) -> float:
 def step_seconds(walks: Sequence[Walk], costs: PassCosts, batch: int) -> float:
     """A step of `batch` texts, each at any place of any of these walks: the mean over steps put together at random."""
     rows = 1.0 + np.asarray([count for own in walks for count in own.rows], dtype=np.float64)
+    if not len(rows):  # answers of a single token have no step of their own
+        return costs.costs[0]
     if batch > 1:
         np.random.default_rng(0).shuffle(rows)
         rows = _groups(rows, batch)
@@ -180,6 +192,8 @@ def closed_seconds(steps: Sequence[int], batch: int, seconds: Callable[[int], fl
 
 def _gain(walks: Sequence[Walk], profile: Profile, rounds: Sequence[Round], drafting: float) -> float:
     tokens = sum(own.tokens for own in walks)
+    if not tokens:  # answers of a single token, which comes of reading the prompt
+        return 1.0
     plain = profile.plain_seconds(rounds)
     step = step_seconds(walks, profile.costs(rounds), profile.batch)
     gained = gain(

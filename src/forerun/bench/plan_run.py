@@ -1,13 +1,14 @@
 """What to run on this machine: profiles the target, watches drafters on prompts, recommends, and checks what it said.
 
-For every concurrency the drafter and the size of its drafts with the largest expected gain, and whether that is a gain
-as surely as its interval says (`plan_model`). If not: do not speculate.
+For every concurrency the drafter and the size of its drafts with the largest expected gain, and whether that is a clear
+gain, as surely as its interval says (`plan_model`). If not: do not speculate. The check, a short run of `bench`, has
+the last word: what it does not confirm is not advised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.bench.cases import shown
@@ -26,6 +27,9 @@ ALONE, TOGETHER = 6, 24
 ROUNDS = 2
 """Of the check."""
 TARGET = "target"
+MOST_CHECKED = 4
+"""Methods that are checked for one concurrency, while none that was foreseen to pay does."""
+SMALL = "which is too small a gain to count on"
 
 
 @dataclass(frozen=True)
@@ -40,30 +44,56 @@ class Recommendation:
         return self.ranked[0] if self.ranked else None
 
     @property
+    def chosen(self) -> Expected | None:
+        """What to use; None for plain decoding. What was measured decides, where something was: of what held, the
+        fastest; and what was not foreseen to pay has to be beyond doubt."""
+        if not self.checked:
+            return self.best if self.best is not None and self.best.pays else None
+        foreseen = {each.candidate.label: each for each in reversed(self.ranked)}
+        speeds = {
+            each.candidate.label: each.measured or 0.0
+            for each in self.checked
+            if each.beyond_doubt or (each.holds and foreseen[each.candidate.label].pays)
+        }
+        return foreseen[max(speeds, key=lambda label: speeds[label])] if speeds else None
+
+    @property
     def speculate(self) -> bool:
-        return self.best is not None and self.best.pays
+        return self.chosen is not None
 
     @property
     def advice(self) -> str:
-        best = self.best
+        chosen, best = self.chosen, self.best
+        if chosen is not None:
+            gained = self._measured(chosen) or _told(chosen)
+            return f"Use {chosen.candidate.label}: {gained}, {chosen.tokens_per_pass:.2f} tokens per pass."
         if best is None:
             return "Do not speculate: no drafter drafts anything here."
-        told = f"{best.gain:.2f}× plain decoding, {best.low:.2f} to {best.high:.2f}"
         if best.pays:
-            return f"Use {best.candidate.label}: {told}, {best.tokens_per_pass:.2f} tokens per pass."
-        why = "which is not surely a gain" if best.high > 1 else "which is a loss"
-        return f"Do not speculate: the best, {best.candidate.label}, is expected at {told}, {why}."
+            return (
+                f"Do not speculate: {best.candidate.label} was expected at {best.gain:.2f}×, and "
+                f"{self._measured(best) or 'the check failed'}."
+            )
+        why = "which is a loss" if best.high <= 1 else "which is not surely a gain" if best.low <= 1 else SMALL
+        return f"Do not speculate: the best, {best.candidate.label}, is expected at {_told(best)}, {why}."
+
+    def _measured(self, one: Expected) -> str | None:
+        """What the check gave; None where there was none, or it failed."""
+        for each in self.checked:
+            if each.candidate.label == one.candidate.label and each.measured is not None:
+                return f"measured at {each.measured:.2f}× plain decoding, {each.low:.2f} to {each.high:.2f}"
+        return None
 
     @property
     def use(self) -> str | None:
         """Options of `forerun generate` and the other commands with a model; None for plain decoding."""
-        best = self.best
-        if best is None or not best.pays:
+        chosen = self.chosen
+        if chosen is None:
             return None
-        options = {key: shown(value) for key, value in best.candidate.options.items()}
+        options = {key: shown(value) for key, value in chosen.candidate.options.items()}
         tree = f" --tree {options.pop('tree')}" if "tree" in options else ""
         more = "".join(f" --drafter-option {key}={value}" for key, value in options.items())
-        return f"--drafter {best.candidate.drafter}{tree}{more}"
+        return f"--drafter {chosen.candidate.drafter}{tree}{more}"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -98,7 +128,7 @@ HOW = (
     "replacement. They speak of texts like the prompts, not of other kinds of text, and that the best of several was "
     "picked is not in them. Gains are those of whole answers "
     "while as many texts are on their way as the concurrency says. The check is a short run of `forerun bench`, whose "
-    "last texts have less company; what is predicted beside it is for that very run."
+    "last texts have less company; what is predicted beside it is for that very run. It has the last word."
 )
 
 
@@ -149,6 +179,11 @@ class Planner:
     def _prompt(self, question: Question) -> list[int]:
         tokens = prompt_tokens(self.model.tokenizer, [{"role": "user", "content": question.turns[0]}])
         most = self.model.target.context_length - self.params.max_tokens
+        if most < 1:
+            raise ValueError(
+                f"--max-tokens is {self.params.max_tokens}, and the context holds {self.model.target.context_length}: "
+                "give less"
+            )
         if len(tokens) > most:
             raise ValueError(
                 f"the prompt {question.id} has {len(tokens)} tokens, and {most} fit beside an answer: leave it out, or "
@@ -169,18 +204,25 @@ class Planner:
         return sorted(found, key=lambda each: -each.gain)
 
     def _check(self, made: Recommendation, profiles: Mapping[int, Profile], begin: Tell, tell: Tell) -> Recommendation:
-        """The best one, and the best that drafts chains: theory knows them best."""
+        """The best one, and the best that drafts chains: theory knows them best. Where the best does not hold what was
+        foreseen, those behind it that shall pay too."""
         begin(f"Checking, {made.batch} at once")
-        chosen = [each.candidate for each in made.ranked[:1]]
-        chains = [each.candidate for each in made.ranked if each.candidate.kind == "chain"]
-        chosen += [each for each in chains[:1] if each not in chosen]
-        if not chosen:
-            return made
+        chains = [each for each in made.ranked if each.candidate.kind == "chain"]
+        waiting = list({each.candidate.label: each for each in made.ranked[:1] + chains[:1]}.values())
         check = Check(self.model, self.given, self.questions, self.params, profiles)
         most = ALONE if made.batch == 1 else TOGETHER
         texts = max(made.batch, min(most, len(self.questions)))  # no prompt twice, which a drafter would remember
-        found = check.run(chosen, made.batch, texts, ROUNDS, tell)
-        return Recommendation(made.batch, made.ranked, found)
+        while waiting:
+            found = check.run([each.candidate for each in waiting], made.batch, texts, ROUNDS, tell)
+            made = replace(made, checked=[*made.checked, *found])
+            done = {each.candidate.label for each in made.checked}
+            left = [each for each in made.ranked if each.pays and each.candidate.label not in done]
+            waiting = left[:1] if made.chosen is None and len(made.checked) < MOST_CHECKED else []
+        return made
+
+
+def _told(one: Expected) -> str:
+    return f"{one.gain:.2f}× plain decoding, {one.low:.2f} to {one.high:.2f}"
 
 
 def _expected(one: Expected) -> dict[str, Any]:

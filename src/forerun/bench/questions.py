@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.bench.cases import ALL
+
 
 @dataclass(frozen=True)
 class Question:
@@ -29,7 +31,8 @@ def read_questions(
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}: it must be at least 1")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: a prompt may have characters that Python takes for the end of a line, and JSON does not.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8: name a file of JSON lines, or of plain text") from None
     plain = _is_plain(path, lines)
@@ -64,4 +67,7 @@ def _read(line: str, where: str) -> Question:
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ValueError(f"{where} has no turns: each line needs a list of texts under 'turns'")
     name = str(entry.get("question_id", entry.get("id", where)))
-    return Question(name, str(entry.get("category", "all")), tuple(turns))
+    category = str(entry.get("category") or "all")
+    if category == ALL:
+        raise ValueError(f"{where} has the category {ALL!r}, which stands for all of them together: rename it")
+    return Question(name, category, tuple(turns))

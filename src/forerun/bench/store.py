@@ -74,7 +74,15 @@ def earlier_cells(path: Path, provenance: dict[str, Any]) -> list[Cell]:
     data = read_result(path)
     if data.get("format") != FORMAT:
         raise ValueError(f"{path} was written by another version of forerun bench: measure again, into another file")
-    before = data["provenance"]
+    try:
+        _refuse_other_runs(path, data["provenance"], provenance)
+        cells = [Cell.from_dict(cell) for cell in data["cells"]]
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path} is damaged: measure again, into another file") from None
+    return [cell for cell in cells if cell.error is None]
+
+
+def _refuse_other_runs(path: Path, before: dict[str, Any], provenance: dict[str, Any]) -> None:
     changed = [name for name in SAME if before[name] != provenance[name]]
     if "arguments" in changed:
         now = provenance["arguments"]
@@ -85,8 +93,6 @@ def earlier_cells(path: Path, provenance: dict[str, Any]) -> list[Cell]:
         changed.append("commit")
     if changed:
         raise ValueError(f"{path} was measured with another {', '.join(changed)}: measure again, into another file")
-    cells = [Cell.from_dict(cell) for cell in data["cells"]]
-    return [cell for cell in cells if cell.error is None]
 
 
 def refuse_unfinished(path: Path) -> None:

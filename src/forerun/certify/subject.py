@@ -34,8 +34,8 @@ class ChangeableEngine(Engine):
 
     change: Change = staticmethod(unchanged)
 
-    def _rule_for(self, request: Request) -> VerificationRule:
-        return self.change(super()._rule_for(request))
+    def rule_for(self, request: Request) -> VerificationRule:
+        return self.change(super().rule_for(request))
 
 
 class LostTrackError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from forerun.bench.cases import Case, Setting, shown
 from forerun.cli.bench_options import Grid
@@ -152,6 +154,7 @@ def bench(
         raise ValueError("--repeat and --peer-rounds must be at least 1, --warm-up at least 0")
     if resume and json_file is None:
         raise ValueError("--resume needs the file of the interrupted run: name it with --json")
+    _refuse_same_file(prompts, json_file, report)
     for file in (json_file, report):
         if file is not None:
             check_writable(file)
@@ -190,6 +193,14 @@ def bench(
     store = _store(contest, json_file, arguments, grid, resume=resume)
     complete = _run(contest, store)
     _finish(store, report, complete=complete)
+
+
+def _refuse_same_file(*files: Path | None) -> None:
+    """A result must not take the place of the prompts, nor the page that of the result."""
+    paths = [os.path.realpath(file) for file in files if file is not None]
+    twice = [path for path in paths if paths.count(path) > 1]
+    if twice:
+        raise ValueError(f"{twice[0]} is named twice: --prompts, --json and --report must be different files")
 
 
 def _starter(grid: Grid, model: LoadedModel, dtype: str) -> Callable[[Case, Setting], Contestant]:
@@ -246,7 +257,8 @@ def _run(contest: Contest, store: Store) -> bool:
         console.print(
             f"Batches of {most} are not filled by {len(contest.questions)} prompts: give more with --prompts."
         )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    description = TextColumn("{task.description}", markup=False)
+    columns = (description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         done = store.done
         task = bar.add_task("Measuring", total=len(contest.plan()), completed=len(done))
@@ -272,15 +284,13 @@ def _finish(store: Store, report: Path | None, *, complete: bool) -> None:
         write_whole(report, render(result).encode())
     console = Console(stderr=True, soft_wrap=True)
     if not complete:
-        console.print(
-            "Interrupted. Figures above are of what was measured."
-            if store.path is None
-            else f"Interrupted. {store.path} has what was measured; the same command with --resume goes on."
-        )
+        kept = f"{store.path} has what was measured; the same command with --resume goes on."
+        told = "Figures above are of what was measured." if store.path is None else kept
+        console.print(Text(f"Interrupted. {told}"))
         raise typer.Exit(INTERRUPTED)
     failed = list(dict.fromkeys(row["method"] for row in result["rows"] if row["error"]))
     if failed:
-        console.print(f"Failed, with the reason in the row: {', '.join(failed)}.")
+        console.print(Text(f"Failed, with the reason in the row: {', '.join(failed)}."))
         raise typer.Exit(1)
 
 

@@ -13,6 +13,8 @@ STRONGEST, OWN = "strongest", "own"
 """Words for what a method takes where nothing is said."""
 WHO_CHOOSES = {"off": (False,), "on": (True,), "both": (False, True)}
 """Whether the engine chooses how much is drafted."""
+MOST_AT_ONCE = 4096
+"""Texts of a batch: the cache and a step hold a place for each."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class Grid:
 
         rates = [] if arrivals is None else parse_list("--arrivals", arrivals, float)
         batches = parse_list("--batch", batch, int)
-        if min(batches) < 1:
-            raise ValueError("--batch must be at least 1")
+        if min(batches) < 1 or max(batches) > MOST_AT_ONCE:
+            raise ValueError(f"--batch is {batch!r}: it must be at least 1, and at most {MOST_AT_ONCE}")
         heats = parse_list("--temperatures", temperatures, float)
         if not all(0 <= heat < 100 for heat in heats):
             raise ValueError(f"--temperatures is {temperatures!r}: give numbers of 0 (greedy) or more")

@@ -38,8 +38,8 @@ def _setting(row: Row) -> Setting:
 
 def _table(heading: str, *columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), title=heading, title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
+    for place, column in enumerate(columns):  # a category is no markup, whatever brackets it has
+        table.add_column(Text(column), justify="left" if place == 0 else "right", no_wrap=True)
     return table
 
 
@@ -60,7 +60,7 @@ def _figures(rows: list[Row], heading: str) -> Table:
     )
     for row in rows:
         table.add_row(
-            row["method"],
+            Text(row["method"]),
             _as(row["tokens_per_second"], "{:.1f}"),
             _as(row["request_tokens_per_second"], "{:.1f}"),
             _as(row["first_token_seconds"], "{:.3f} s"),
@@ -79,7 +79,7 @@ def _categories(rows: list[Row], categories: list[str]) -> Table:
     table = _table("speedup by category", "method", *categories)
     for name in dict.fromkeys(row["method"] for row in rows):
         own = {row["category"]: row for row in rows if row["method"] == name}
-        table.add_row(name, *(times(own[each]["speedup"]) if each in own else "" for each in categories))
+        table.add_row(Text(name), *(times(own[each]["speedup"]) if each in own else "" for each in categories))
     return table
 
 
@@ -91,7 +91,7 @@ def _inside(rows: list[Row]) -> Table:
     for row in rows:
         accepted = [f"{share:.0%}" for share in row["acceptance_by_depth"][:depths]]
         table.add_row(
-            row["method"],
+            Text(row["method"]),
             *(f"{row['shares'][part]:.1%}" for part in parts),
             f"{row['rows_verified'] or 0:,}",
             f"{row['rows_wasted'] or 0:,}",

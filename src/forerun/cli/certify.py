@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from forerun.bench.cases import shown
 from forerun.cli.calibrate import progress
 from forerun.cli.console import output, print_whole
 from forerun.cli.files import check_writable, write_whole
@@ -108,13 +109,14 @@ def certify(
         other = None if original is None else _load(model, told, original)
     certificate, dtype = _certify(loaded, other, model, asked, plan)
     arguments = {"temperature": temperatures, **truncation, **penalties, **sizes, "prompts": len(asked)}
+    options = {key: shown(str(value)) for key, value in model.read_drafter_options().items()}
     subject: dict[str, Any] = {
-        "model": model.model,
-        "drafter": model.drafter_name,
-        "options": dict(pair.split("=", 1) for pair in model.drafter_option) | {"tree": model.tree},
+        "model": shown(model.model),
+        "drafter": shown(model.drafter_name),
+        "options": options | {"tree": model.tree},
         "rule": model.rule or "strongest",
         "dtype": dtype,
-        "original": original,
+        "original": None if original is None else shown(original),
     }
     device = str(loaded.target.device)
     answer = {**subject, **certificate.as_dict(), "provenance": provenance(arguments, device)}

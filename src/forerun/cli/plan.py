@@ -126,9 +126,9 @@ def plan(
     """What should I run? Which drafter, how long a draft or how large a tree, for how many texts at once.
 
     With --target it is measured here: the time of a step over rows and texts, what drafters take, and how often they
-    are right on your prompts. Recommended is what gains most, with an interval for the gain; where it holds no gain for
-    sure: do not speculate. A short bench follows, to see what the prediction is worth. Some minutes for the
-    default model on two cores; exit code 1 if a drafter failed.
+    are right on your prompts. Recommended is what gains most, with an interval for the gain; where that is not clear:
+    do not speculate. A short bench follows and has the last word: what it does not confirm is not recommended. Some
+    minutes for the default model on two cores; exit code 1 if a drafter failed.
 
     Without --target the closed forms work on measurements in a file. Nothing is assumed beyond the largest pass that
     was measured. Chains of up to 64 drafts are tried, and trees of up to 256 rows, 16 levels and 16 children of a node

@@ -220,9 +220,6 @@ def _drafters(drafters: list[dict[str, Any]]) -> Table:
 
 def _recommendation(made: Recommendation) -> RenderableType:
     colour = "green" if made.speculate else "yellow"
-    parts: list[RenderableType] = [Text(made.advice, style=f"bold {colour}")]
-    if made.use is not None:
-        parts.append(Text(made.use, style="cyan"))
     table = _table("", "method", "tokens/pass", "ms/step", "gain", "interval")
     table.title = None
     for each in made.ranked[:6]:
@@ -233,8 +230,10 @@ def _recommendation(made: Recommendation) -> RenderableType:
             f"{each.gain:.2f}×",
             f"{each.low:.2f}–{each.high:.2f}",
         )
-    parts.append(table)
-    parts += [Text(line) for line in _checks(made)]
+    parts: list[RenderableType] = [table, *(Text(line) for line in _checks(made))]
+    parts.append(Text(made.advice, style=f"bold {colour}"))
+    if made.use is not None:
+        parts.append(Text(made.use, style="cyan"))
     title = f"[bold]{made.batch} at once[/]"
     return Panel(Group(*parts), title=title, title_align="left", border_style=colour)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.core.params import SamplingParams
 from forerun.drafters.find import Setup, make_drafter
+from forerun.drafters.trained import SideDrafter
 from forerun.engine.completion import Transcript
 from forerun.engine.controller import Controller
 from forerun.engine.engine import MAX_ROWS, Engine
@@ -31,10 +32,14 @@ def build_engine(
 ) -> Engine:
     """Without `cache_tokens` the cache is as large as memory allows. With `reuse`, a text that begins like an earlier
     one need not be read again where that one's rows are still in the cache; not so where an encoder reads prompts, or
-    where the drafter has to see the target's states of all of them."""
+    where the drafter has to see the target's states of all of them. Heads on the last state see that one always."""
     slots = default_slots(model.target, max_batch) if cache_tokens is None else cache_tokens
     setup = Setup(model.target, slots, model.load_beside, lambda: model.tokenizer.fingerprint, model.folder)
     made = make_drafter(drafter, setup, options)
+    controller = None
+    if adaptive:
+        key = f"{drafter} {sorted((name, str(value)) for name, value in options.items())}"
+        controller = model.controllers[key] = Controller(model.controllers.get(key))
     engine = Engine(
         model.target,
         made,
@@ -42,9 +47,10 @@ def build_engine(
         max_batch=max_batch,
         max_rows=max(MAX_ROWS, 2 * max_batch),
         rule=rule,
-        controller=Controller() if adaptive else None,
+        controller=controller,
     )
-    engine.scheduler.reuse = reuse and isinstance(model.target, Transformer) and not made.layers
+    sees_enough = not made.layers or isinstance(made, SideDrafter)
+    engine.scheduler.reuse = reuse and isinstance(model.target, Transformer) and sees_enough
     return engine
 
 

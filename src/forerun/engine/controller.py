@@ -1,18 +1,20 @@
 """How much to draft, chosen while writing: what has paid so far, for this many texts and for this one.
 
 A step that may draft takes longer and commits more. Which is more is measured: for every number of texts and every
-*size* of drafts (nothing, a quarter, half, or all that the drafter likes to draft) the controller keeps how long a step
-took, and how many tokens came of it. It takes the size with the most tokens per second,
+*size* of drafts the controller keeps how long a step took, and for every size how many tokens came of it. It takes the
+size with the most tokens per second,
 
-    Σ_texts E[tokens of the text | size] / seconds(texts, size),
+    Σ_texts (1 + level · shape(size) · luck(text)) / seconds(texts, size),
 
-and leaves out texts whose own drafts have not been worth their share of the time. Times are medians of the last few
-steps, since a captured graph, a page fault or another program can make one step a hundred times as long. A size is left
-only for one that is clearly better.
+where texts are left out whose own drafts are not worth the time of their rows. `level`, what whole drafts gain, follows
+the text quickly; `shape`, what sizes gain beside each other, slowly. Times are low medians of the last few steps:
+another program can make one step a hundred times as long, and the first step of a kind, which captures a graph or
+touches fresh memory, is no evidence at all. A size is left only for one that is clearly better.
 
 Nothing is known of what is never tried. Trying costs time, and that is limited: the steps that try another size than
-the best may take no more than a small share of all, beyond what the best would have taken. What a try would take is
-foreseen from steps with as many rows, whatever their texts.
+the best may take no more than a small share of all, beyond what the best would have taken. The smallest size is tried
+first; what a larger one would take is foreseen from it. What was learnt is handed on to the next engine for the same
+target and drafter.
 
 What is chosen depends on the committed text and on the load, never on what the next draft would be: so the choice
 changes no law.
@@ -24,78 +26,134 @@ import math
 from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 
-SHARES = (0.0, 0.25, 0.5, 1.0)
-"""Sizes, of what the drafter drafts if it may."""
-PLAIN, WHOLE = 0, len(SHARES) - 1
+SIZES = (0, 2, 6, 16, None)
+"""The most that is drafted for a text; None for all that the drafter likes."""
+PLAIN, WHOLE = 0, len(SIZES) - 1
+GUESSED = (0.0, 0.4, 0.65, 0.85, 1.0)
+"""What a size gains beside the whole, as long as nothing else is known."""
+LEVEL = 0.8
+"""Tokens that whole drafts are guessed to gain."""
 KEPT = 9
 """Steps that a time is the median of."""
-FADE = 0.98
-"""What the tokens of a text's step count when the next is seen."""
-OWN_FADE = 0.9
-"""The same where only one text is looked at."""
-CLEARLY = 1.03
-"""How much better another size must be."""
-TRIED = 0.007
+FIRST_TRIES = 2
+"""Steps of a size before it is judged: the slower one of two was cold."""
+DOUBT, SHAPE_DOUBT = 4.0, 40.0
+"""Drafts that a guess counts as: of what they gain, and of what sizes gain beside each other."""
+LEVEL_MEMORY, SHAPE_MEMORY, OWN_MEMORY = 80.0, 400.0, 30.0
+"""Drafts that a mean is of: of what drafts gain, of what sizes gain beside each other, and of one text's luck."""
+LEAST = 0.05
+"""Below this nothing is divided by a gain."""
+CLEARLY = 0.1
+"""How much better another size must be, over the root of the drafts that were seen of it."""
+TRIED = 0.009
 """Of all time, what may be lost by trying."""
-GRANTED = 3
-"""Steps of plain decoding that may be lost besides, where a number of texts is new."""
-OFTEN = 16
-"""Steps between two tries."""
+GRANTED, GRANTED_LATER = 5.0, 1.0
+"""Plain steps that may be lost besides: in the beginning, and where a number of texts is new."""
+SAVED = 5.0
+"""Plain steps that may be saved up for trying."""
+OFTEN, SELDOM = 16, 512
+"""Passes between two tries of a size that may be best, and of any."""
 RETURN = 32
 """Steps after which a text that was left out is drafted for again."""
-FIRST_TRIES = 2
-"""Steps of a size before it is judged."""
-HOPELESS = 5
-"""How much longer than plain decoding a step takes that will hardly pay, whatever is accepted."""
-POOR = 0.5
-"""How much less than its share of the time a text's drafts give before it is left out."""
-FEW = 1
-"""Texts up to which drafting is what one begins with, where nothing is known."""
+POOR = 0.8
+"""How much less than the time of its rows a text's drafts give before it is left out."""
+UNKNOWN = 1.4
+"""What the first step with drafts is guessed to take, in plain steps."""
+BEYOND = 1.5
+"""How much longer than foreseen a try takes before something else is to blame."""
 
 
 @dataclass
 class Times:
     """Of steps with so many texts."""
 
-    seconds: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=KEPT) for _ in SHARES])
-    chosen: int = WHOLE
-    granted: bool = False
-    since: list[int] = field(default_factory=lambda: [0] * len(SHARES))
-    """Steps since each size was last taken."""
+    seconds: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=KEPT) for _ in SIZES])
+    tries: list[int] = field(default_factory=lambda: [0] * len(SIZES))
+    since: list[int] = field(default_factory=lambda: [0] * len(SIZES))
+    """Passes since each size was last taken."""
+    chosen: int = PLAIN
+
+    _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
+
+    def add(self, size: int, seconds: float) -> None:
+        own = self.seconds[size]
+        if self.tries[size] == FIRST_TRIES:
+            own.remove(max(own))
+        own.append(seconds)
+        self.tries[size] += 1
+        self._weigh()
 
     def of(self, size: int) -> float | None:
-        """None as long as it was hardly tried. Once is enough where it was hopeless."""
-        own, plain = self.seconds[size], self.seconds[PLAIN]
-        tries = 1 if size != PLAIN and own and plain and own[0] > HOPELESS * median(plain) else FIRST_TRIES
-        return median(own) if len(own) >= tries else None
+        """None as long as it was hardly tried."""
+        return self._known[size]
+
+    def _weigh(self) -> None:
+        """A larger size takes no less time: where it seems to, the smaller one was disturbed."""
+        least = math.inf
+        for size in reversed(range(len(SIZES))):
+            if self.tries[size] >= FIRST_TRIES:
+                least = min(least, median_low(self.seconds[size]))
+                self._known[size] = least
+
+    def faded(self, sizes: Many[int] = range(len(SIZES))) -> Times:
+        """Such that a few new steps outweigh it."""
+        own = Times(chosen=self.chosen)
+        for size in sizes:
+            seconds = self.of(size)
+            if seconds is not None:
+                own.seconds[size].extend([seconds] * FIRST_TRIES)
+                own.tries[size] = FIRST_TRIES + 1
+        own._weigh()
+        return own
+
+
+@dataclass
+class Mean:
+    """Of what was seen; the latest counts most once there is much of it."""
+
+    value: float
+    memory: float
+    count: float = DOUBT
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        self.count = min(self.memory, self.count + weight)
+        self.value += weight / self.count * (value - self.value)
+
+    def faded(self, count: float) -> Mean:
+        return Mean(self.value, self.memory, min(self.count, count))
 
 
 @dataclass
 class Standing:
     """Of one text."""
 
-    luck: float = 1.0
+    luck: Mean = field(default_factory=lambda: Mean(1.0, OWN_MEMORY))
     """What its drafts gain, as a multiple of what is usual."""
     left_out: int = 0
     """Steps since it was last drafted for."""
 
 
 class Controller:
-    def __init__(self) -> None:
-        self.natural = 1
-        """The most that was ever drafted for a text."""
-        self.gains = [0.0, 0.5, 0.75, 1.0]
-        """Tokens beyond the first that a step commits for a text, by size; first guesses."""
+    def __init__(self, before: Controller | None = None) -> None:
+        """It begins with what another one, of the same target and drafter, has learnt."""
+        self.most = 0
+        """That was ever drafted for a text."""
+        self.level = Mean(LEVEL, LEVEL_MEMORY)
+        self.shape = [Mean(guess, SHAPE_MEMORY, SHAPE_DOUBT) for guess in GUESSED]
         self.texts: dict[int, Standing] = {}
         self.times: dict[int, Times] = {}
-        self.by_rows: dict[int, deque[float]] = {}
-        """Seconds of steps, by the logarithm of their rows."""
         self.credit = 0.0
         """Seconds that may still be lost by trying."""
-        self._size = WHOLE
+        self._tries = [0] * len(SIZES)
+        self._size = PLAIN
         self._drafting: set[int] = set()
+        if before is not None:
+            self.most, self._tries = before.most, list(before._tries)
+            self.level = before.level.faded(2 * DOUBT)
+            self.shape = [each.faded(4 * SHAPE_DOUBT) for each in before.shape]
+            self.times = {texts: times.faded() for texts, times in list(before.times.items())}
 
     def limits(self, texts: Many[int]) -> list[int | None]:
         """How many tokens may be drafted for each of the texts (by their numbers) in this step; None for all that the
@@ -103,125 +161,183 @@ class Controller:
         times = self._times(len(texts))
         standings = [self.texts.setdefault(text, Standing()) for text in texts]
         trial = self._trial(times, standings)
-        self._size = size = self._best(times, standings) if trial is None else trial
-        times.since = [0 if each == size else steps + 1 for each, steps in enumerate(times.since)]
-        if size == PLAIN:
-            self._drafting = set()
-            return [0] * len(texts)
-        worthy = self._worthy(times, standings, size)
-        for standing, drafts in zip(standings, worthy, strict=True):
-            standing.left_out = 0 if drafts else standing.left_out + 1
+        self._size = self._best(times, standings) if trial is None else trial
+        worthy = self._worthy(times, standings, self._size)
+        if self._size != PLAIN:
+            for standing, drafts in zip(standings, worthy, strict=True):
+                standing.left_out = 0 if drafts else standing.left_out + 1
         self._drafting = {text for text, drafts in zip(texts, worthy, strict=True) if drafts}
-        allowed = None if size == WHOLE else max(1, round(SHARES[size] * self.natural))
-        return [allowed if drafts else 0 for drafts in worthy]
+        return [SIZES[self._size] if drafts else 0 for drafts in worthy]
 
     def usual(self, texts: Many[int]) -> list[int | None]:
         """As `limits`, with what is best so far and nothing tried: for steps that also read prompts, which are not
         shown to `observe`."""
         times = self._times(len(texts))
-        if times.chosen == PLAIN:
-            return [0] * len(texts)
         worthy = self._worthy(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
-        allowed = None if times.chosen == WHOLE else max(1, round(SHARES[times.chosen] * self.natural))
-        return [allowed if drafts else 0 for drafts in worthy]
+        return [SIZES[times.chosen] if drafts else 0 for drafts in worthy]
 
     def observe(self, texts: Many[int], drafted: Many[int], tokens: Many[int], seconds: float, steps: int = 1) -> None:
         """What came of the step: how much was drafted for each text and how many tokens were committed, in `steps`
         passes. Steps that read prompts are not shown."""
         times = self._times(len(texts))
-        self.natural = max(self.natural, *drafted)
         size = self._size if any(drafted) else PLAIN
-        before = times.of(size)
-        each = seconds / steps
-        best = times.of(times.chosen)
-        self.credit += TRIED * seconds
-        if size != times.chosen and best is not None:
-            # What was lost is the time beyond what the best would have taken for as many tokens.
-            worth = sum(tokens) / max(1.0, self._tokens(times.chosen, [self.texts.get(t, Standing()) for t in texts]))
-            self.credit -= max(0.0, min(seconds, 4 * (before or seconds)) - worth * best)
-        rows = len(texts) + sum(drafted)
-        self.by_rows.setdefault(rows.bit_length(), deque(maxlen=KEPT)).append(each)
+        self._settle(times, size, texts, tokens, seconds, steps)
+        first, unknown = not any(each.of(PLAIN) for each in self.times.values()), times.of(PLAIN) is None
         if size == PLAIN or 2 * len(self._drafting) > len(texts):  # else it says little of the size
-            times.seconds[size].append(each)
-        if size == PLAIN:
-            if not times.granted:
-                times.granted, self.credit = True, self.credit + GRANTED * each
-            return
-        usual = max(self.gains[size], 0.05)
-        for text, count, committed in zip(texts, drafted, tokens, strict=True):
-            if count:
-                gain = committed - 1
-                self.gains[size] = FADE * self.gains[size] + (1 - FADE) * gain
-                standing = self.texts.setdefault(text, Standing())
-                standing.luck = OWN_FADE * standing.luck + (1 - OWN_FADE) * min(8.0, gain / usual)
+            times.add(size, seconds / steps)
+        times.since = [0 if each == size else passes + steps for each, passes in enumerate(times.since)]
+        plain = times.of(PLAIN)
+        if unknown and plain is not None:
+            self.credit += (GRANTED if first else GRANTED_LATER) * plain
+        if size != PLAIN:
+            self._tries[size] += 1
+            self.most = max(self.most, *drafted)
+            self._learn(times, size, texts, drafted, tokens)
 
     def forget(self, text: int) -> None:
         self.texts.pop(text, None)
 
+    # --- learning ----------------------------------------------------------------------------------------------
+
+    def _settle(self, times: Times, size: int, texts: Many[int], tokens: Many[int], seconds: float, steps: int) -> None:
+        """What was lost is the time beyond what the best would have taken for as many tokens; what a pause of the
+        machine or a first step took besides was not lost by trying."""
+        best = times.of(times.chosen)
+        if best is None:
+            return
+        self.credit += TRIED * min(seconds, 4 * steps * best)
+        if size != times.chosen:
+            usual = self._tokens(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
+            likely = BEYOND * steps * self._foreseen(times, len(texts), size)
+            self.credit -= max(0.0, min(seconds, likely) - sum(tokens) / usual * best)
+        self.credit = min(self.credit, SAVED * best)
+
+    def _learn(self, times: Times, size: int, texts: Many[int], drafted: Many[int], tokens: Many[int]) -> None:
+        """The size that is chosen tells what drafts gain now; others, beside it, what they gain of that."""
+        for text, count, committed in zip(texts, drafted, tokens, strict=True):
+            if not count:
+                continue
+            gain, standing = committed - 1, self.texts.setdefault(text, Standing())
+            level, shape, luck = (max(LEAST, each.value) for each in (self.level, self.shape[size], standing.luck))
+            if size != times.chosen:
+                self.shape[size].add(gain / (level * luck), luck)
+            if times.chosen in (size, PLAIN):
+                self.level.add(gain / (shape * luck), shape * luck)
+                standing.luck.add(min(8.0, gain / (level * shape)), min(1.0, level * shape))
+
+    # --- choosing ----------------------------------------------------------------------------------------------
+
     def _times(self, texts: int) -> Times:
-        """Up to eight each number by itself, then together with those up to the next power of two."""
-        bucket = texts if texts <= 8 else 1 << (texts - 1).bit_length()
+        """Together with those up to the next power of two. What pays for more texts pays for fewer, whose plain steps
+        take hardly less time."""
+        bucket = 1 << (texts - 1).bit_length()
         if bucket not in self.times:
-            self.times[bucket] = Times(chosen=self._promising(texts))
+            above = min((each for each in self.times if each > bucket), default=None)
+            self.times[bucket] = Times() if above is None else self.times[above].faded([PLAIN])
         return self.times[bucket]
 
-    def _promising(self, texts: int) -> int:
-        """The size to begin with."""
-        if not self.by_rows:
-            return WHOLE if texts <= FEW else PLAIN
-        return max(range(len(SHARES)), key=lambda size: (1 + self.gains[size]) / self._foreseen(texts, size))
+    def _sizes(self) -> range:
+        """Those that differ: where more was allowed than was ever drafted, a larger size is the same."""
+        for size in range(1, WHOLE):
+            if self._tries[size] >= FIRST_TRIES and self.most < (SIZES[size] or 0):
+                return range(size + 1)
+        return range(len(SIZES))
 
-    def _foreseen(self, texts: int, size: int) -> float:
-        """Seconds of a step, from those with about as many rows; where there were none, from those nearest below, as if
-        half of their time were that of the rows."""
-        rows = texts * (1 + round(SHARES[size] * self.natural))
-        known = sorted(self.by_rows)
-        below = max((each for each in known if each <= rows.bit_length()), default=known[0])
-        return median(self.by_rows[below]) * math.sqrt(2.0 ** max(0, rows.bit_length() - below))
-
-    def _tokens(self, size: int, standings: Many[Standing]) -> float:
-        return sum(1 + self.gains[size] * standing.luck for standing in standings)
-
-    def _rate(self, times: Times, standings: Many[Standing], size: int) -> float | None:
-        seconds = times.of(size)
-        return None if seconds is None else self._tokens(size, standings) / seconds
+    def _nodes(self, size: int) -> int:
+        """About so many tokens are drafted for a text."""
+        most = SIZES[size]
+        return max(self.most, 2 * (SIZES[size - 1] or 0)) if most is None else most
 
     def _best(self, times: Times, standings: Many[Standing]) -> int:
-        rates = {size: self._rate(times, standings, size) for size in range(len(SHARES))}
+        rates = {size: self._rate(times, standings, size) for size in self._sizes()}
         known = {size: rate for size, rate in rates.items() if rate is not None}
         if times.chosen not in known:
             return times.chosen  # until it is known
         best = max(known, key=lambda size: known[size])
-        if known[best] > CLEARLY * known[times.chosen]:
-            times.chosen = best
+        if best != times.chosen:
+            seen = min(self.shape[size].count for size in (best, times.chosen) if size != PLAIN)
+            if known[best] > (1 + CLEARLY / math.sqrt(seen)) * known[times.chosen]:
+                times.chosen = best
         return times.chosen
 
     def _trial(self, times: Times, standings: Many[Standing]) -> int | None:
-        """A size to be tried in this step, if it is time for one and there is time to lose."""
-        # What everything is measured against first, and again when something is there to compare.
-        if times.of(PLAIN) is None and (times.seconds[times.chosen] or not times.seconds[PLAIN]):
-            return PLAIN
-        if times.of(times.chosen) is None:
-            return None
-        unknown = [size for size in range(len(SHARES)) if times.of(size) is None]
-        stale = unknown[:1] or [max(range(len(SHARES)), key=lambda size: times.since[size])]
-        (size,) = stale
-        if size == times.chosen or (not unknown and times.since[size] < OFTEN):
-            return None
-        expected = times.of(size) or self._foreseen(len(standings), size)
+        """A size to be tried in this step, if it is time for one and there is time to lose: the first that is not
+        known, or the one that may be best, as far as is known."""
         best = self._rate(times, standings, times.chosen)
-        assert best is not None
-        loss = expected - self._tokens(size, standings) / best
+        if best is None:
+            return None  # it is what is tried
+        sizes = self._sizes()
+        unknown = [size for size in sizes if times.of(size) is None]
+        waiting = unknown[:1] or [size for size in sizes if size != times.chosen and times.since[size] >= OFTEN]
+        hopes = {size: self._hope(times, standings, size) for size in waiting}
+        if not hopes:
+            return None
+        size = max(hopes, key=lambda each: hopes[each])
+        if not unknown and hopes[size] < best and times.since[size] < SELDOM:
+            return None
+        loss = self._foreseen(times, len(standings), size) - self._tokens(times, standings, size) / best
         return size if loss <= self.credit else None
 
+    def _gains(self, times: Times, standings: Many[Standing], size: int) -> list[float]:
+        """Tokens beyond the first of each text that is worth drafting for."""
+        if size == PLAIN:
+            return []
+        usual, least = self.level.value * self.shape[size].value, self._least(times, len(standings), size)
+        gains = [usual * each.luck.value for each in standings]
+        return [gain for gain in gains if gain >= least]
+
+    def _tokens(self, times: Times, standings: Many[Standing], size: int) -> float:
+        return len(standings) + sum(self._gains(times, standings, size))
+
+    def _rate(self, times: Times, standings: Many[Standing], size: int) -> float | None:
+        seconds = times.of(size)
+        return None if seconds is None else self._tokens(times, standings, size) / seconds
+
+    def _hope(self, times: Times, standings: Many[Standing], size: int) -> float:
+        """The rate that a size may have, if what few drafts have shown was bad luck."""
+        doubt = 0.0 if size == PLAIN else 1 / math.sqrt(self.shape[size].count)
+        gains = sum(gain * (1 + doubt) + doubt for gain in self._gains(times, standings, size))
+        return (len(standings) + gains) / self._foreseen(times, len(standings), size)
+
+    def _foreseen(self, times: Times, texts: int, size: int) -> float:
+        """Seconds of a step: as it was; or as smaller sizes let expect; or as it was for other numbers of texts."""
+        found, plain = times.of(size), times.of(PLAIN)
+        if found is not None:
+            return found
+        if plain is None:
+            return times.of(times.chosen) or 0.0
+        known = [(self._nodes(each), times.of(each) or 0.0) for each in range(1, size) if times.of(each) is not None]
+        if known:
+            (fewer, less), (nodes, seconds) = known[-2:] if len(known) > 1 else [(0, plain), *known]
+            return seconds + max(0.0, seconds - less) / (nodes - fewer) * (self._nodes(size) - nodes)
+        ratios = []
+        for bucket, other in list(self.times.items()):
+            theirs, own = other.of(PLAIN), other.of(size)
+            if theirs is not None and own is not None:
+                ratios.append(1 + max(0.0, own / theirs - 1) * max(1.0, texts / bucket))
+        return plain * min(ratios, default=UNKNOWN)
+
     def _worthy(self, times: Times, standings: Many[Standing], size: int) -> list[bool]:
-        """Which texts are drafted for: those whose drafts give more than their share of the time does elsewhere."""
-        longer, plain = times.of(size), times.of(PLAIN)
-        rate = self._rate(times, standings, size)
-        if len(standings) == 1 or longer is None or plain is None or rate is None:
-            return [True] * len(standings)
-        share = max(0.0, longer - plain) / len(standings)
-        return [
-            self.gains[size] * standing.luck >= POOR * rate * share or standing.left_out >= RETURN
-            for standing in standings
-        ]
+        """Which texts are drafted for."""
+        if size == PLAIN:
+            return [False] * len(standings)
+        usual, least = self.level.value * self.shape[size].value, self._least(times, len(standings), size)
+        return [usual * each.luck.value >= least or each.left_out >= RETURN for each in standings]
+
+    def _least(self, times: Times, texts: int, size: int) -> float:
+        """What drafts must gain to be worth the time of their rows: the tokens that a text writes in it plainly."""
+        plain, seconds = times.of(PLAIN), times.of(size)
+        if texts == 1 or plain is None or seconds is None:
+            return 0.0
+        return POOR / plain * self._rows_seconds(times, size, seconds)
+
+    def _rows_seconds(self, times: Times, size: int, seconds: float) -> float:
+        """What drafts of this size for one more text would add: as much as a step takes longer by their number, beside
+        smaller or larger ones. Nothing where few take as long as many."""
+        slopes = []
+        for other in self._sizes():
+            known, apart = times.of(other), self._nodes(size) - self._nodes(other)
+            if known is not None and apart:
+                slopes.append(((seconds - known) / apart, other == PLAIN))
+        drafting = [slope for slope, plain in slopes if not plain] or [slope for slope, _ in slopes]
+        return max(0.0, min(drafting)) * self._nodes(size)

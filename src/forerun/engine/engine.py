@@ -110,7 +110,7 @@ class Engine:
 
     def add(self, request: Request) -> int:
         """Queue a request; its id marks its updates. A request that cannot be served is refused here."""
-        rule = self._rule_for(request)
+        rule = self.rule_for(request)
         self._refuse_strays(request)
         self._refuse_overflow(request.params)
         refuse_misfit(request.params, self.target.vocab_size)
@@ -182,7 +182,8 @@ class Engine:
             self.drafter.observe(observations)
         clock.stop()
         self._count(turns, packed, clock.seconds, used)
-        if self.controller is not None and tree is not None and not any(turn.chain or turn.forced for turn in turns):
+        usual = clock.undisturbed and not any(turn.chain or turn.forced for turn in turns)
+        if self.controller is not None and tree is not None and usual:
             drafted = [len(nodes) - 1 for nodes in packed.nodes]
             tokens = [len(updates[place].tokens) for place in range(len(turns))]
             self.controller.observe([job.sequence.id for job in jobs], drafted, tokens, sum(clock.seconds.values()))
@@ -208,7 +209,7 @@ class Engine:
 
     # --- adding ------------------------------------------------------------------------------------------------
 
-    def _rule_for(self, request: Request) -> VerificationRule:
+    def rule_for(self, request: Request) -> VerificationRule:
         """At temperature 0 every lossless rule gives the same text, so the cheapest one is taken."""
         params = request.params
         drawing, chain = self.drafter.drawing, not self.drafter.branches
@@ -296,7 +297,7 @@ class Engine:
         clock.stop()
         self._steps += count
         self.statistics.count_step(clock.seconds, used)
-        if self.controller is not None:
+        if self.controller is not None and clock.undisturbed:
             numbers, tokens = [turn.job.sequence.id for turn in turns], [len(update.tokens) for update in updates]
             self.controller.observe(numbers, [0] * len(turns), tokens, sum(clock.seconds.values()), count)
         for turn in turns:

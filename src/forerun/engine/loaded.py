@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from forerun.engine.controller import Controller
 from forerun.models.checkpoint import Progress
 from forerun.models.load import Source, load_model, load_tokenizer, resolve
 from forerun.models.precision import parse_dtype
@@ -35,6 +36,8 @@ class LoadedModel:
     """Where its files are; none for a model that was made in memory."""
     load_beside: Callable[[str], TargetModel] = _alone
     """Loads a draft model in the same precision and on the same device; one with other tokens is refused."""
+    controllers: dict[str, Controller] = field(default_factory=dict, compare=False)
+    """By drafter and options, of the last engine: what it has learnt of their times is where the next one begins."""
 
     @classmethod
     def load(
