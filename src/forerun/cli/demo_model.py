@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from forerun.core.params import SamplingParams
     from forerun.engine.completion import Completion
     from forerun.engine.llm import LLM
+    from forerun.engine.loaded import LoadedModel
 
-DRAFTER = "ngram"
+WAYS = {
+    "eagle3": "a small network that was trained to foresee what this model writes.",
+    "ngram": "which looks up what followed the last words when they stood in the text before.",
+}
+"""Drafters, the first that there is for the model, and what the demo says of them."""
 MAX_TOKENS = 96
 STORY = (
     "The lighthouse stood at the end of the rocky coast, and every evening the old keeper climbed the stairs to light "
@@ -35,7 +40,7 @@ class Task:
     """How the demo puts it."""
 
 
-# Lookup of earlier text gains most where the answer quotes, something in code, and next to nothing in free text.
+# Lookup of earlier text gains most where the answer quotes; a trained drafter gains in free text too.
 TASKS = (
     Task(
         "quote",
@@ -53,20 +58,17 @@ def three_answers(console: Console, model: str) -> None:
 
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     with loading(f"Loading {model}") as told:
-        from forerun.engine.llm import LLM
+        from forerun.engine.loaded import LoadedModel
 
-        drafted = LLM(model, DRAFTER, max_batch=1, progress=told)
-    console.print(
-        "The same model twice: plainly, and with the drafter ngram, which looks up what\n"
-        "followed the last words when they stood in the text before."
-    )
+        drafter, drafted = _first(LoadedModel.load(model, progress=told))
+    console.print(f"The same model twice: plainly, and with the drafter {drafter},\n{WAYS[drafter]}")
     duels = []
     with drafted, drafted.with_drafter("none", max_batch=1) as plain:
         drafted.generate(TASKS[-1].prompt, SamplingParams(max_tokens=2))  # the first pass prepares the model
         for task in TASKS:
             console.print()
             console.print(Text(f"› {task.told or task.prompt}", style="bold"))
-            duels.append(_answer(console, plain, drafted, task.prompt, params))
+            duels.append(_answer(console, plain, drafted, drafter, task.prompt, params))
     console.print()
     console.print(legend())
     table = duel_table("prompt")
@@ -77,9 +79,22 @@ def three_answers(console: Console, model: str) -> None:
     console.print(table)
 
 
-def _answer(console: Console, plain: LLM, drafted: LLM, prompt: str, params: SamplingParams) -> Duel:
+def _first(model: LoadedModel) -> tuple[str, LLM]:
+    """The first drafter of those that this model has; the last one any model has."""
+    from forerun.engine.llm import LLM
+
+    *trained, last = WAYS
+    for name in trained:
+        try:
+            return name, LLM(model, name, max_batch=1)
+        except ValueError:  # there is none for it
+            continue
+    return last, LLM(model, last, max_batch=1)
+
+
+def _answer(console: Console, plain: LLM, drafted: LLM, drafter: str, prompt: str, params: SamplingParams) -> Duel:
     """Left the plain answer, right the drafted one, while they are written."""
-    left, right = _Side("plain"), _Side(DRAFTER)
+    left, right = _Side("plain"), _Side(drafter)
     with Live(console=console, refresh_per_second=8, vertical_overflow="visible") as live:
         for side, llm in ((left, plain), (right, drafted)):
             writing = llm.start(prompt, params)
@@ -91,7 +106,7 @@ def _answer(console: Console, plain: LLM, drafted: LLM, prompt: str, params: Sam
             live.update(_beside(left, right))
     assert left.done is not None
     assert right.done is not None
-    return Duel(DRAFTER, left.done, right.done)
+    return Duel(drafter, left.done, right.done)
 
 
 class _Side:
