@@ -266,6 +266,26 @@ def load(name: str) -> dict[str, Any]:
     return result
 
 
+def trained_cpu() -> str:
+    """Trained drafters on a CPU, one text at a time, greedy and seeded."""
+    result = load("trained-cpu")
+    whole = [row for row in result["rows"] if row["category"] == "overall"]
+    heats = sorted({row["temperature"] for row in whole})
+    found = {(row["method"], row["temperature"]): row for row in whole}
+    heads = [f"T {heat:g}, tokens/s | tokens per pass | speedup | same text" for heat in heats]
+    lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * (4 * len(heats))]
+    for method in dict.fromkeys(row["method"] for row in whole):
+        cells = []
+        for heat in heats:
+            row = found[method, heat]
+            cells.append(
+                f"{row['tokens_per_second']:.0f} | {row['tokens_per_pass']:.2f} | {row['speedup']:.2f}× | "
+                f"{row['identical']}/{row['answers']}"
+            )
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", footnote(result)])
+
+
 def quick_bench() -> str:
     """What `make bench` measured: speedups by batch size, a line per method."""
     result = load("quick-bench")
@@ -302,6 +322,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rules": rules,
     "spec-bench": spec_bench,
     "spec-bench-categories": spec_bench_categories,
+    "trained-cpu": trained_cpu,
     "verification-cpu": lambda: verification("verification-cpu"),
     "verification-cuda": lambda: verification("verification-cuda"),
 }

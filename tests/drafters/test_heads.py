@@ -19,6 +19,7 @@ from forerun.drafters.find import make_drafter
 from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.drafters.trained_folder import Calibration
 from forerun.drafters.tree_spec import TreeSpec
+from forerun.drafters.waiting_states import Waiting
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.batch import Batch, Segment
@@ -158,7 +159,7 @@ def test_what_is_seen_of_a_long_text_is_read_at_once(method: str, monkeypatch: p
     read: list[int] = []
     reading = head_ahead.HeadAhead._read
 
-    def counted(ahead: head_ahead.HeadAhead, text: Sequence, waiting: head_ahead._Waiting) -> None:
+    def counted(ahead: head_ahead.HeadAhead, text: Sequence, waiting: Waiting) -> None:
         read.append(waiting.rows)
         reading(ahead, text, waiting)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -26,6 +26,7 @@ from forerun.drafters.level_run import Rows
 from forerun.drafters.listed_rows import ListedRows, ReadNodes
 from forerun.drafters.run_ahead import Run, Text
 from forerun.drafters.tree_spec import TreeSpec
+from forerun.drafters.waiting_states import Piece, Seen, Waiting, joined
 from forerun.kernels.kernel import power_of_two
 from forerun.models.batch import Batch, Drafted, Segment, TextRows
 from forerun.models.cache import KVCache
@@ -38,54 +39,6 @@ MOST_WAITING_ELSEWHERE = 32
 drafted should cost nothing; but an accelerator captures every number of rows that a run begins with on its own."""
 PASS_ROWS = 512
 """A long text is read in passes of so many rows."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """Rows of a tensor that holds the states of several texts."""
-
-    whole: Tensor  # [.., H]
-    start: int
-    end: int
-
-
-def _joined(pieces: Many[_Piece]) -> Tensor:
-    """[n, H]. Pieces that follow each other in their tensor, as those of all texts after a step, are cut out once."""
-    runs: list[_Piece] = []
-    for piece in pieces:
-        if runs and runs[-1].whole is piece.whole and runs[-1].end == piece.start:
-            runs[-1] = replace(runs[-1], end=piece.end)
-        else:
-            runs.append(piece)
-    parts = [run.whole[run.start : run.end] for run in runs]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-@dataclass
-class _Waiting:
-    """The observed states of one text that no committed row of the cache has read."""
-
-    states: list[_Piece] = field(default_factory=list)
-    in_run: int = 0
-    """So many of them were read by the last run, in rows that are only reserved."""
-    run: Run | None = None
-
-    @property
-    def rows(self) -> int:
-        return sum(piece.end - piece.start for piece in self.states)
-
-    def first(self, count: int) -> Tensor:
-        """[count, H]"""
-        return _joined(self.states)[:count]
-
-    def drop(self, count: int) -> None:
-        left: list[_Piece] = []
-        for piece in self.states:
-            gone = min(count, piece.end - piece.start)
-            count -= gone
-            if piece.start + gone < piece.end:
-                left.append(replace(piece, start=piece.start + gone))
-        self.states = left
 
 
 @dataclass(frozen=True)
@@ -102,7 +55,7 @@ class HeadAhead:
             head.prepare()
         self.model = head
         self.cache = KVCache(head.new_storage(slots))
-        self._texts: dict[int, _Waiting] = {}
+        self._texts: dict[int, Waiting] = {}
         self._most_waiting = MOST_WAITING.get(head.device.type, MOST_WAITING_ELSEWHERE)
         self.in_c = GrowthInC(head)
         self.on_device = Growths(head, self.cache.storage)
@@ -110,12 +63,12 @@ class HeadAhead:
     def observe(self, observations: Many[Observation]) -> None:
         """States that do not follow those before them, as after a pause in which nobody looked, are of no use: that
         text gets no more drafts until it is read from its beginning."""
-        taken: list[tuple[Observation, _Waiting]] = []
+        taken: list[tuple[Observation, Waiting]] = []
         for seen in observations:
             number = seen.sequence.id
             if seen.start == 0:
                 self._drop(number)
-                self._texts[number] = _Waiting()
+                self._texts[number] = Waiting()
             waiting = self._texts.get(number)
             if waiting is None:
                 continue
@@ -125,29 +78,29 @@ class HeadAhead:
             taken.append((seen, waiting))
         if not taken:
             return
-        pieces = self._fused([seen.features for seen, _ in taken])
+        pieces = self._pieces([seen.features for seen, _ in taken])
         for (seen, waiting), piece in zip(taken, pieces, strict=True):
-            waiting.states.append(piece)
+            waiting.add(piece)
             if waiting.rows > self._most_waiting:
                 self._read(seen.sequence, waiting)
 
-    def _fused(self, features: Many[Mapping[int, Tensor]]) -> list[_Piece]:
-        """What the head reads of the states of each text, made of all in one go."""
+    def _pieces(self, features: Many[Mapping[int, Tensor]]) -> list[Piece]:
+        """The states of each text, of all of which the head will make what it reads in one go."""
         taps, first = self.model.taps, features[0]
         if isinstance(first, StepStates):
             of_step = [each for each in features if isinstance(each, StepStates) and each.whole is first.whole]
             if len(of_step) == len(features):
-                whole = self.model.fuse({layer: first.whole[layer] for layer in taps})
-                return [_Piece(whole, each.start, each.start + each.count) for each in of_step]
-        whole = self.model.fuse({layer: torch.cat([each[layer] for each in features]) for layer in taps})
+                whole = Seen(self.model, {layer: first.whole[layer] for layer in taps})
+                return [Piece(whole, each.start, each.start + each.count) for each in of_step]
+        whole = Seen(self.model, {layer: torch.cat([each[layer] for each in features]) for layer in taps})
         ends = list(accumulate(len(each[taps[0]]) for each in features))
-        return [_Piece(whole, start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        return [Piece(whole, start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
     def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
         """Whoever finds the cache full, or has states missing, sits out."""
         shifted: list[_Shifted] = []
         room: list[int | None] = []
-        states: list[_Piece] = []
+        states: list[Piece] = []
         taken = 0
         # All of them first: what they had reserved is free then.
         self._settle([sequence for sequence in sequences if sequence.id in self._texts])
@@ -201,7 +154,7 @@ class HeadAhead:
             waiting.run, waiting.in_run = None, 0
         self.cache.commit(kept)
 
-    def _read(self, sequence: Sequence, waiting: _Waiting) -> None:
+    def _read(self, sequence: Sequence, waiting: Waiting) -> None:
         """Read the observed states, but for the last: its row is the root's of the next run."""
         number = sequence.id
         self._settle([sequence])
@@ -241,13 +194,13 @@ def _within(spec: TreeSpec, nodes: int) -> TreeSpec:
 class HeadRun(Run):
     """As any run, and each row brings a state: the target's up to the root, below it what its parent's row gave."""
 
-    def __init__(self, ahead: HeadAhead, sequences: Many[Text], room: Many[int | None], states: Many[_Piece]) -> None:
+    def __init__(self, ahead: HeadAhead, sequences: Many[Text], room: Many[int | None], states: Many[Piece]) -> None:
         """`states` of those who take part, for each of their unread rows."""
         super().__init__(ahead.model, ahead.cache, sequences, room)
         self._ahead, self._head = ahead, ahead.model
         self._texts: dict[int, ReadNodes] = {}
         self._states: list[Tensor] = []  # [n, H] behind the roots, by sequence, and behind all nodes, as they were read
-        self._brought = _joined(states) if states else None
+        self._brought = joined(states) if states else None
         self._made: Tensor | None = None  # [B, 1 + I, H] behind the root and the nodes read so far
 
     def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], tau: float) -> DraftTree | None:

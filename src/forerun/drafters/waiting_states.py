@@ -1,0 +1,79 @@
+"""States of the target that were observed and that a head has not read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.run_ahead import Run
+from forerun.models.heads.feature_head import FeatureHead
+
+
+class Seen:
+    """States of the target as they were observed, by layer; what the head reads of them is made when it is asked for. A
+    text for which nothing is drafted should cost nothing."""
+
+    def __init__(self, head: FeatureHead, layers: Mapping[int, Tensor]) -> None:
+        self._head, self._layers = head, layers
+
+    @cached_property
+    def fused(self) -> Tensor:
+        """[.., H]"""
+        made = self._head.fuse(self._layers)
+        self._layers = {}
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Rows among the states of several texts."""
+
+    whole: Seen
+    start: int
+    end: int
+
+
+def joined(pieces: Many[Piece]) -> Tensor:
+    """[n, H]. Pieces that follow each other in their tensor, as those of all texts after a step, are cut out once."""
+    runs: list[Piece] = []
+    for piece in pieces:
+        if runs and runs[-1].whole is piece.whole and runs[-1].end == piece.start:
+            runs[-1] = replace(runs[-1], end=piece.end)
+        else:
+            runs.append(piece)
+    parts = [run.whole.fused[run.start : run.end] for run in runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass
+class Waiting:
+    """The observed states of one text that no committed row of the cache has read."""
+
+    states: list[Piece] = field(default_factory=list)
+    rows: int = 0
+    in_run: int = 0
+    """So many of them were read by the last run, in rows that are only reserved."""
+    run: Run | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.states.append(piece)
+        self.rows += piece.end - piece.start
+
+    def first(self, count: int) -> Tensor:
+        """[count, H]"""
+        return joined(self.states)[:count]
+
+    def drop(self, count: int) -> None:
+        left: list[Piece] = []
+        self.rows -= count
+        for piece in self.states:
+            gone = min(count, piece.end - piece.start)
+            count -= gone
+            if piece.start + gone < piece.end:
+                left.append(replace(piece, start=piece.start + gone))
+        self.states = left
