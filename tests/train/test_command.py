@@ -258,7 +258,7 @@ def test_mistakes(run: Terminal, asking: Flags, tmp_path: Path, folder: Path, pr
     assert "--learning-rate is 0" in complaint(*flags, "--out", str(out), "--learning-rate", "0")
     assert "--time-limit is 0" in complaint(*flags, "--out", str(out), "--time-limit", "0")
     assert "--bits is 8: a draft with matrices of its own" in complaint(*flags, "--out", str(out), "--bits", "8")
-    assert "--bits is 12: give 16, 8 or 6" in complaint(*flags, "--out", str(out), "--bits", "12")
+    assert "--bits is 12: give 16, 8, 6 or 4" in complaint(*flags, "--out", str(out), "--bits", "12")
     assert "draft has no option --heads: it has --layers, --hidden" in complaint(
         *flags, "--out", str(out), "--heads", "2"
     )

@@ -28,13 +28,16 @@ HELPERS = frozenset(
         "host_growth",
         "layer_choice",
         "layer_search",
+        "level_run",
+        "listed_rows",
         "run_ahead",
         "side_run",
         "suffix_tree",
-        "tree_levels",
         "trained",
         "trained_folder",
+        "tree_levels",
         "tree_spec",
+        "waiting_states",
     }
 )
 """Modules of this package that are not drafters. Every other one defines `Options` and `make`."""

@@ -31,7 +31,8 @@ LEVELS = {8: 127, 6: 31, 4: 7}
 BLOCK = 64
 """Numbers of a row that share a scale, where the row can be divided so."""
 NARROWER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
-"""Scales that are tried, as shares of the one that the largest number asks for: cutting it off may serve the others."""
+"""Scales that are tried for 4 bits, as shares of the one that the largest number asks for: with so few numbers cutting
+it off may serve the others."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _rounded(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
     widest = blocks.abs().amax(2) / most
     best = torch.full_like(widest, torch.inf)
     numbers, scales = torch.zeros_like(blocks), torch.zeros_like(widest)
-    for share in NARROWER if most < LEVELS[8] else NARROWER[:1]:
+    for share in NARROWER if most == LEVELS[4] else NARROWER[:1]:
         scale = (share * widest).clamp_min(1e-30).to(torch.bfloat16).float()
         near = (blocks / scale[:, :, None]).round().clamp(-most, most)
         error = (near * scale[:, :, None] - blocks).square().sum(2)
