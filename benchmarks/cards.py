@@ -79,6 +79,9 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
         f"{data['prompts']:,} prompts ([which](../DATA.md)), a part greedily and the rest at temperature 1. Weights "
         f"are stored in {manifest.get('stored_bits', manifest['options']['bits'])} bits."
     )
+    trained_in = manifest["options"]["bits"]
+    if manifest.get("stored_bits", trained_in) != trained_in:
+        source += f" What is said of its training was measured with {trained_in}."
     return "\n".join([source, "", *lines])
 
 
@@ -96,7 +99,7 @@ def _measured(method: str, rows: list[Mapping[str, Any]], commit: str) -> str:
             cells.append(f"{found[0]['tokens_per_pass']:.2f}" if found else "")
         lines.append(f"| {category} | {' | '.join(cells)} |")
     questions = max(row["questions"] for row in own)
-    told = f"First turns of {questions} questions of Spec-Bench's development half; made with commit {commit[:9]}."
+    told = f"First turns of {questions} questions of Spec-Bench's development half; made with commit {commit}."
     return "\n".join([*lines, "", told])
 
 
@@ -105,7 +108,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail if a card is not what results and manifests say")
     given = parser.parse_args()
     result = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {"rows": [], "provenance": {}}
-    commit = (result["provenance"].get("git") or {}).get("commit", "unknown")
+    git = result["provenance"].get("git") or {}
+    commit = git.get("commit", "unknown")[:9] + (" with changes" if git.get("dirty") else "")
     stale = []
     for folder in folders():
         wanted, path = card(folder, result["rows"], commit), folder / "README.md"

@@ -253,7 +253,8 @@ def _share(row: dict[str, Any] | None) -> str:
 
 def footnote(result: dict[str, Any]) -> str:
     p = result["provenance"]
-    commit = (p["git"] or {}).get("commit", "unknown")[:9]
+    git = p["git"] or {}
+    commit = git.get("commit", "unknown")[:9] + (" with changes" if git.get("dirty") else "")
     processor = p["device"] if p["device"] != "cpu" else f"{p['cpu']}, {p['threads']} threads"
     return f"<sub>{processor}; torch {p['torch']}; commit {commit}; {p['time'][:10]}</sub>"
 
