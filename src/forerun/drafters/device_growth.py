@@ -112,6 +112,7 @@ class DeviceGrowth:
         self.text.slots.fill_(-1)  # until a batch comes nothing is written
         texts = bucket.sequences
         self.table = torch.zeros(len(TABLE), texts, dtype=torch.int64, device=head.device)
+        self.told = dict(zip(TABLE, self.table.unbind(), strict=True))
         self.heat = torch.ones(texts, device=head.device)
         columns = head.vocab_size if head.ids is None else head.ids.shape[0]
         self.ids = torch.arange(columns, device=head.device) if head.ids is None else head.ids.contiguous()
@@ -123,6 +124,15 @@ class DeviceGrowth:
 
     def grow(self, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         """Reads the batch, the rows up to the roots with the states they bring, and grows a tree on each."""
+        self.bring(batch, sequences, budgets)
+        tree = self.run()
+        # Every table but those of numbers has a row for each text of the bucket.
+        count = len(sequences)
+        own: dict[str, Any] = {name: value[:count] for name, value in vars(tree).items() if isinstance(value, Tensor)}
+        return replace(tree, **own)
+
+    def bring(self, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget]) -> None:
+        """What `run` reads."""
         fill(self.text, batch)
         rows = [
             [
@@ -136,16 +146,11 @@ class DeviceGrowth:
         if self.raced:
             heats = [s.params.temperature or 1.0 for s in sequences]
             self.heat[:count].copy_(to_device(heats, self.heat.device, self.heat.dtype))
-        tree = self.run()
-        # Every table but those of numbers has a row for each text of the bucket.
-        own: dict[str, Any] = {name: value[:count] for name, value in vars(tree).items() if isinstance(value, Tensor)}
-        return replace(tree, **own)
 
     def _launch(self) -> DraftTree:
         storage = self.storage()
         assert storage is not None
-        told = dict(zip(TABLE, self.table.unbind(), strict=True))
-        spec, texts = self.spec, self.table.shape[1]
+        told, spec, texts = self.told, self.spec, self.table.shape[1]
         rows = self.text.wanted[:texts]
         on = Texts(told["tokens"], rows, told["depths"], self.text.packed)
         grown = Nodes.room(texts, spec.width, spec.depth, self.table.device)
@@ -231,12 +236,19 @@ class Growths:
     def grow(
         self, spec: TreeSpec, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget], tau: float
     ) -> DraftTree:
+        return self.of(spec, Bucket.of(batch, (1,), None), races(sequences), tau).grow(batch, sequences, budgets)
+
+    def of(self, spec: TreeSpec, bucket: Bucket, raced: bool, tau: float) -> DeviceGrowth:
         static = self.head.static
         assert static is not None
-        raced = any(sequence.coupled and not sequence.params.greedy for sequence in sequences)
-        key = spec, Bucket.of(batch, (1,), None), raced, tau
+        key = spec, bucket, raced, tau
         if key not in self.known:
             if self.pool is None:
                 self.pool = static.graphs.pool()
-            self.known[key] = DeviceGrowth(self.head, self.storage, spec, key[1], raced, tau, self.pool)
-        return self.known[key].grow(batch, sequences, budgets)
+            self.known[key] = DeviceGrowth(self.head, self.storage, spec, bucket, raced, tau, self.pool)
+        return self.known[key]
+
+
+def races(sequences: Many[Sequence]) -> bool:
+    """Whether any text has noise."""
+    return any(sequence.coupled and not sequence.params.greedy for sequence in sequences)

@@ -30,6 +30,7 @@ HELPERS = frozenset(
         "layer_search",
         "level_run",
         "listed_rows",
+        "rounds",
         "run_ahead",
         "side_run",
         "suffix_tree",

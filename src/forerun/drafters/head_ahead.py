@@ -26,7 +26,7 @@ from forerun.drafters.level_run import Rows
 from forerun.drafters.listed_rows import ListedRows, ReadNodes
 from forerun.drafters.run_ahead import Run, Text
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.drafters.waiting_states import Piece, Seen, Waiting, joined
+from forerun.drafters.waiting_states import Fused, Piece, Seen, Waiting, joined
 from forerun.kernels.kernel import power_of_two
 from forerun.models.batch import Batch, Drafted, Segment, TextRows
 from forerun.models.cache import KVCache
@@ -129,6 +129,27 @@ class HeadAhead:
                 waiting.run, waiting.in_run = run, waiting.rows
         return run
 
+    def open_rounds(self, sequences: Many[Sequence], most: int, rows: int) -> HeadRun | None:
+        """With room for `rows` behind what is unread; None where somebody has more than `most` rows unread, or could
+        not take part. Nothing is read yet."""
+        self._settle([sequence for sequence in sequences if sequence.id in self._texts])
+        unread = [self._texts[sequence.id].rows if sequence.id in self._texts else 0 for sequence in sequences]
+        needed = sum(
+            self.cache.blocks_for(sequence.id, own + rows) for sequence, own in zip(sequences, unread, strict=True)
+        )
+        if not all(0 < own <= most for own in unread) or needed > self.cache.free_blocks:
+            return None
+        run = self.start(sequences, [rows] * len(sequences))
+        return run if all(run.takes_part) else None
+
+    def close_rounds(self, sequences: Many[Sequence], read: Many[int], left: Many[int], states: Tensor) -> None:
+        """Of each text so many rows were read, and `left` have not been: what they bring stands in `states`, the same
+        number of places for each text."""
+        self.cache.commit({sequence.id: range(rows) for sequence, rows in zip(sequences, read, strict=True)})
+        whole, each = Fused(states), states.shape[0] // len(sequences)
+        for b, (sequence, rows) in enumerate(zip(sequences, left, strict=True)):
+            self._texts[sequence.id] = Waiting([Piece(whole, b * each, b * each + rows)], rows)
+
     def forget(self, sequence: Sequence) -> None:
         self._drop(sequence.id)
 
@@ -183,7 +204,7 @@ class HeadAhead:
             waiting.drop(rows)
 
 
-def _within(spec: TreeSpec, nodes: int) -> TreeSpec:
+def within(spec: TreeSpec, nodes: int) -> TreeSpec:
     """A dynamic tree that grows no wider and no deeper than `nodes` call for, which are rounded: every tree is captured
     on its own."""
     width, depth, size = spec.numbers
@@ -215,12 +236,12 @@ class HeadRun(Run):
             return tree
         if self._head.amx is not None and fits(spec):
             return grow_on_host(spec, sequences, self, budgets, tau)
-        batch = self._brought_rows()
+        batch = self.brought_rows()
         if not self._ahead.on_device.take(spec, batch):
             return None
         members = [b for b, part in enumerate(self.takes_part) if part]
         drafting = [sequences[b] for b in members]
-        spec = _within(spec, max(budget.nodes for budget in budgets))
+        spec = within(spec, max(budget.nodes for budget in budgets))
         self.sound = False
         tree = self._ahead.on_device.grow(spec, batch, drafting, [budgets[b] for b in members], tau)
         self.sound = True
@@ -236,7 +257,7 @@ class HeadRun(Run):
         self._made[rows.sequence, 0] = behind
         return rows
 
-    def _brought_rows(self) -> Batch:
+    def brought_rows(self) -> Batch:
         """The unread rows of the texts in plain numbers."""
         rows = [
             TextRows(

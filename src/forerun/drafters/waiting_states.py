@@ -30,10 +30,17 @@ class Seen:
 
 
 @dataclass(frozen=True, eq=False)
+class Fused:
+    """States of which the head has made what it reads already."""
+
+    fused: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Piece:
     """Rows among the states of several texts."""
 
-    whole: Seen
+    whole: Seen | Fused
     start: int
     end: int
 

@@ -9,6 +9,7 @@ from forerun.drafters.drafter import Drafter
 from forerun.drafters.none import roots_only
 from forerun.engine.grammar_trees import Room, constrain
 from forerun.engine.scheduler import Turn
+from forerun.models.target import TargetModel, WritesAhead
 
 
 def draft(turns: Many[Turn], drafter: Drafter) -> tuple[DraftTree | None, list[frozenset[int]]]:
@@ -23,3 +24,13 @@ def draft(turns: Many[Turn], drafter: Drafter) -> tuple[DraftTree | None, list[f
     tree = drafter.draft(sequences, budgets) if drafts else roots_only(sequences)
     rooms = [Room(max(own.nodes, turn.forced), max(own.depth, turn.forced)) for turn, own in deciding]
     return constrain(tree, [turn.job.walk for turn, _ in deciding], rooms)
+
+
+MAX_DRAFTING = 12
+"""Texts of a step on an accelerator up to which drafts that the host makes are checked. What it does for each text
+takes longer than the pass from about there on, while plain decoding writes in runs (docs/log.md)."""
+
+
+def most_drafting(target: TargetModel, drafter: Drafter) -> int | None:
+    on_host = not drafter.layers  # what reads the target's states drafts where they are
+    return MAX_DRAFTING if on_host and isinstance(target, WritesAhead) and target.device.type == "cuda" else None

@@ -7,19 +7,19 @@ of several tokens (`writing_ahead`). The engine knows tokens, not text.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 
 import torch
 
 from forerun.core.history import History
 from forerun.core.largest import largest
-from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence, never
 from forerun.core.step_record import StepRecord
 from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
+from forerun.engine.admission import refuse_overflow, refuse_strays, rule_for, seed_of
 from forerun.engine.controller import Controller
-from forerun.engine.drafting import draft
+from forerun.engine.drafting import draft, most_drafting
+from forerun.engine.drafting_ahead import DraftingAhead, Run
 from forerun.engine.grammar_walk import begin_walk, reconciled, refuse_misfit
 from forerun.engine.judge import Decision, judge
 from forerun.engine.laws import SettingsMemo, StepLaws
@@ -31,8 +31,8 @@ from forerun.engine.scheduler import Scheduler, Turn
 from forerun.engine.statistics import Clock, Statistics
 from forerun.engine.writing_ahead import run_length, write
 from forerun.models.cache import KVCache
-from forerun.models.target import Output, TargetModel, WritesAhead
-from forerun.verify.rule import VerificationRule, all_rules, pair, strongest_rule
+from forerun.models.target import Output, TargetModel
+from forerun.verify.rule import VerificationRule
 
 MAX_NODES = 64
 """Drafted tokens per text and step, if its request sets no smaller number."""
@@ -40,11 +40,9 @@ MAX_ROWS = 512
 """Rows of one pass, of all texts together; a longer prompt is read in chunks."""
 MAX_AHEAD = 8
 """Tokens that plain decoding on a device writes before the host looks at them."""
-MAX_DRAFTING = 12
-"""Texts of a step on an accelerator up to which drafts that the host makes are checked. What it does for each text
-takes longer than the pass from about there on, while plain decoding writes in runs (docs/log.md)."""
-LARGEST_CHANGE = 1e30
-"""Of a score, by a bias or a penalty. Far beyond what decides anything, and far below what float32 holds."""
+
+Given = tuple[list[int], list[Kind]]
+"""Tokens of several steps, and what each is."""
 
 
 class Engine:
@@ -75,7 +73,7 @@ class Engine:
         self.target, self.drafter, self.rule, self.trace = target, drafter, rule, trace
         self.max_ahead, self.controller = max_ahead, controller
         if max_drafting is None:
-            max_drafting = max_batch if controller is not None else _most_drafting(target, drafter)
+            max_drafting = max_batch if controller is not None else most_drafting(target, drafter)
         self.cache = KVCache(target.new_storage(slots))
         if isinstance(drafter, SharesCache):
             drafter.share(self.cache)
@@ -88,6 +86,7 @@ class Engine:
             prompts_alone=prompts_alone,
             controller=controller,
         )
+        self._ahead = DraftingAhead.of(target, drafter, self.cache)
         self.meanwhile: Callable[[], None] | None = None
         """Called in every step: on an accelerator while it works, so that what it does costs nothing there."""
         self.statistics = Statistics()
@@ -111,8 +110,8 @@ class Engine:
     def add(self, request: Request) -> int:
         """Queue a request; its id marks its updates. A request that cannot be served is refused here."""
         rule = self.rule_for(request)
-        self._refuse_strays(request)
-        self._refuse_overflow(request.params)
+        refuse_strays(request, self.target.vocab_size)
+        refuse_overflow(request.params, self.target.vocab_size)
         refuse_misfit(request.params, self.target.vocab_size)
         prompts = [self.target.begin(self._sequences + index, request.prompt) for index in range(request.params.n)]
         room = self.context_length - len(prompts[0])
@@ -154,6 +153,10 @@ class Engine:
         count = run_length(turns, self.target, self.drafter, self.cache, 1 if self.trace else self.max_ahead)
         if count > 1:
             return [*cancelled, *self._write_ahead(turns, count, clock)]
+        if self._ahead is not None and self.trace is None:
+            run = self._ahead.begin(turns, self.max_ahead, self._settings)
+            if run is not None:
+                return [*cancelled, *self._draft_ahead(run, clock)]
         jobs = [turn.job for turn in turns if turn.budget is not None]
         with clock.phase("draft"):
             tree, broken = draft(turns, self.drafter)
@@ -178,7 +181,7 @@ class Engine:
         used = self.cache.used
         checked = all_checked(packed)
         updates, observations = self._commit(turns, packed, output, decisions, checked)
-        with clock.phase("draft"):
+        with clock.phase("draft", learning=True):
             self.drafter.observe(observations)
         clock.stop()
         self._count(turns, packed, clock.seconds, used)
@@ -210,37 +213,7 @@ class Engine:
     # --- adding ------------------------------------------------------------------------------------------------
 
     def rule_for(self, request: Request) -> VerificationRule:
-        """At temperature 0 every lossless rule gives the same text, so the cheapest one is taken."""
-        params = request.params
-        drawing, chain = self.drafter.drawing, not self.drafter.branches
-        name = request.rule or self.rule
-        if name is None:
-            name = strongest_rule(drawing, chain=chain, greedy=params.greedy, seeded=params.seed is not None)
-        rule = pair(name, drawing, chain=chain, greedy=params.greedy)
-        return all_rules()["greedy"] if params.greedy and rule.lossless else rule
-
-    def _refuse_strays(self, request: Request) -> None:
-        if not request.prompt:
-            raise ValueError("the prompt is empty: give at least one token to go on from")
-        vocabulary = self.target.vocab_size
-        named = [("prompt", request.prompt), ("logit_bias", list(request.params.logit_bias))]
-        for name, tokens in named:
-            strays = [token for token in tokens if not 0 <= token < vocabulary]
-            if strays:
-                raise ValueError(f"{name} names token {strays[0]}, but the vocabulary ends at {vocabulary - 1}")
-
-    def _refuse_overflow(self, params: SamplingParams) -> None:
-        """Scores that are no numbers any more are found in the middle of a step, where they would end everybody's."""
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            value = getattr(params, name)
-            if abs(value) > LARGEST_CHANGE or (name == "repetition_penalty" and value < 1 / LARGEST_CHANGE):
-                raise ValueError(f"{name} is {value!r}, and scores would overflow: give a number of ordinary size")
-        for token, bias in params.logit_bias.items():
-            if bias > LARGEST_CHANGE:
-                raise ValueError(f"the logit_bias of token {token} is {bias!r}, and scores would overflow: give less")
-        forbidden = sum(bias < -torch.finfo(torch.float32).max for bias in params.logit_bias.values())
-        if forbidden >= self.target.vocab_size:
-            raise ValueError("logit_bias forbids every token: leave at least one")
+        return rule_for(request, self.rule, self.drafter)
 
     def _job(self, request: Request, index: int, prompt: list[int], rule: VerificationRule, room: int) -> Job:
         params = reconciled(request.params)
@@ -253,7 +226,7 @@ class Engine:
             ends,
             id=self._sequences,
             params=params,
-            seed=_seed(params, index),
+            seed=seed_of(params, index),
             coupled=rule.name == "gumbel",
         )
         self._sequences += 1
@@ -277,33 +250,72 @@ class Engine:
         except BaseException:
             self.cache.abandon()
             raise
-        used = self.cache.used
-        updates: list[Update] = []
-        kept: dict[int, range] = {}
+        given: list[Given] = []
         for turn, tokens in zip(turns, texts, strict=True):
-            job, sequence = turn.job, turn.job.sequence
-            taken = sequence.commit(tokens)
-            kept[sequence.id] = range(taken)
-            job.statistics.count_plain(taken)
-            self.statistics.count_plain(taken)
-            kinds: list[Kind] = ["bonus"] * taken
-            reason = sequence.finish_reason
-            updates.append(Update(job.request, job.index, tokens[:taken], kinds, None, reason, job.statistics))
-        self.cache.commit(kept)
-        with clock.phase("draft"):
+            taken = turn.job.sequence.commit(tokens)
+            for statistics in (turn.job.statistics, self.statistics):
+                statistics.count_plain(taken)
+            given.append((tokens[:taken], ["bonus"] * taken))
+        with clock.phase("draft", learning=True):
             self.drafter.observe(
-                [_plain_observation(turn, update) for turn, update in zip(turns, updates, strict=True)]
+                [_plain_observation(turn, tokens) for turn, (tokens, _) in zip(turns, given, strict=True)]
             )
-        clock.stop()
-        self._steps += count
-        self.statistics.count_step(clock.seconds, used)
+        updates = self._finish_run(turns, given, clock, count)
         if self.controller is not None and clock.undisturbed:
-            numbers, tokens = [turn.job.sequence.id for turn in turns], [len(update.tokens) for update in updates]
-            self.controller.observe(numbers, [0] * len(turns), tokens, sum(clock.seconds.values()), count)
+            numbers, gained = [turn.job.sequence.id for turn in turns], [len(tokens) for tokens, _ in given]
+            self.controller.observe(numbers, [0] * len(turns), gained, sum(clock.seconds.values()), count)
+        return updates
+
+    def _draft_ahead(self, run: Run, clock: Clock) -> list[Update]:
+        """Several steps at once, where a device drafts and checks by itself."""
+        turns = run.turns
+        given: list[Given] = [([], []) for _ in turns]
+        gained: list[list[int]] = []
+        try:
+            for decisions in run.rounds(clock, self._go_on_meanwhile):
+                gained.append([self._take(*each, run.nodes) for each in zip(turns, decisions, given, strict=True)])
+                if any(turn.job.sequence.finish_reason for turn in turns):
+                    run.stop()
+        except BaseException:
+            self.cache.abandon()
+            raise
+        updates = self._finish_run(turns, given, clock, len(gained))
         for turn in turns:
-            turn.job.statistics.count_step(clock.seconds, used)
-            if turn.job.sequence.finish_reason is not None:
-                self._end(turn.job)
+            turn.job.statistics.rows += len(gained) * run.rows
+        self.statistics.rows += len(gained) * run.rows * len(turns)
+        if self.controller is not None and clock.undisturbed:
+            numbers, seconds = [turn.job.sequence.id for turn in turns], sum(clock.seconds.values()) / len(gained)
+            for taken in gained:
+                if all(taken):  # else somebody had ended before
+                    self.controller.observe(numbers, [run.nodes] * len(turns), taken, seconds)
+        return updates
+
+    def _take(self, turn: Turn, decision: Decision, given: Given, drafted: int) -> int:
+        """What a round decided, if the text has not ended in an earlier one."""
+        sequence = turn.job.sequence
+        if sequence.finish_reason is not None:
+            return 0
+        count = sequence.commit(decision.tokens)
+        given[0].extend(decision.tokens[:count])
+        given[1].extend(decision.kinds[:count])
+        for statistics in (turn.job.statistics, self.statistics):
+            statistics.count_verdict(drafted, len(decision.path), decision.corrected, count)
+        return count
+
+    def _finish_run(self, turns: list[Turn], given: list[Given], clock: Clock, steps: int) -> list[Update]:
+        """Texts have taken what they were given; the caches hold it where it belongs."""
+        used = self.cache.used
+        self.cache.commit({turn.job.sequence.id: range(len(own)) for turn, (own, _) in zip(turns, given, strict=True)})
+        clock.stop()
+        self._steps += steps
+        self.statistics.count_step(clock.seconds, used)
+        updates = []
+        for turn, (tokens, kinds) in zip(turns, given, strict=True):
+            job, reason = turn.job, turn.job.sequence.finish_reason
+            job.statistics.count_step(clock.seconds, used)
+            updates.append(Update(job.request, job.index, tokens, kinds, None, reason, job.statistics))
+            if reason is not None:
+                self._end(job)
         return updates
 
     def _commit(
@@ -382,18 +394,6 @@ class Engine:
         self.statistics.prompt_passes += all(turn.budget is None for turn in turns)
 
 
-def _most_drafting(target: TargetModel, drafter: Drafter) -> int | None:
-    on_host = not drafter.layers  # what reads the target's states drafts where they are
-    return MAX_DRAFTING if on_host and isinstance(target, WritesAhead) and target.device.type == "cuda" else None
-
-
-def _plain_observation(turn: Turn, update: Update) -> Observation:
+def _plain_observation(turn: Turn, tokens: list[int]) -> Observation:
     sequence = turn.job.sequence
-    return Observation(sequence, update.tokens, {}, sequence.position - len(update.tokens))
-
-
-def _seed(params: SamplingParams, index: int) -> int:
-    """The first of n texts has the request's seed, the others have seeds made from it."""
-    if params.seed is None:
-        return secrets.randbits(63)
-    return (params.seed + index * 0x9E3779B97F4A7C15) % 2**63
+    return Observation(sequence, tokens, {}, sequence.position - len(tokens))

@@ -39,8 +39,8 @@ class Clock:
         return captured() == self._captured
 
     @contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
-        learning = name == "draft" and bool(self._stamps)  # of what was committed: nobody waits for that
+    def phase(self, name: Phase, *, learning: bool = False) -> Iterator[None]:
+        """`learning` of what was committed: nobody waits for that."""
         if self._stamped and not learning:
             start = self._stamps[-1][2] if name == "verify" else self._stamp()  # which begins when the pass ends
             yield

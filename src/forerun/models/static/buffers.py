@@ -58,12 +58,18 @@ class Bucket:
         rows = wanted = sequences
         if tail > 1:  # up to 16 rows cost what two cost
             rows = wanted = max(LEAST_ROWS, _rounded_rows(batch.rows))
-            tails = TAILS if sequences < MANY else TAILS_OF_MANY
-            tail = next((size for size in tails if size >= tail), power_of_two(tail))
+            tail = _rounded_tail(tail, sequences)
             asked = _rounded_rows(sum(each.logits for each in brought))
             wanted = sequences if asked <= sequences else max(LEAST_ROWS, asked)  # prompts ask for few
         chosen = None if only is None else tuple(only)
         return cls(sequences, rows, tail, blocks, wanted, tuple(layers), chosen)
+
+    @classmethod
+    def regular(cls, texts: int, each: int, blocks: int, layers: Sequence[int], *, all_wanted: bool) -> Bucket:
+        """Of texts that have `each` rows at most, whose scores are all wanted, or of one row of each text."""
+        rows = max(LEAST_ROWS, _rounded_rows(texts * each))
+        tail = _rounded_tail(each, texts)
+        return cls(texts, rows, tail, _rounded(blocks), rows if all_wanted else texts, tuple(layers))
 
     @classmethod
     def of_ends(cls, ends: TextEnds, feeds: Feeds, only: Sequence[int] | None) -> Bucket:
@@ -97,6 +103,18 @@ def _rounded_rows(rows: int) -> int:
     rounded = power_of_two(rows)
     between = 3 * rounded // 4
     return between if LEAST_HALF < rows <= between else rounded
+
+
+def _rounded_tail(tail: int, sequences: int) -> int:
+    tails = TAILS if sequences < MANY else TAILS_OF_MANY
+    return next((size for size in tails if size >= tail), power_of_two(tail))
+
+
+def rounded_texts(texts: int) -> int:
+    """So that there are few numbers of them, and little is computed for nobody."""
+    rounded = power_of_two(texts)
+    between = 3 * rounded // 4
+    return between if MANY < texts <= between else rounded
 
 
 def _rounded(blocks: int) -> int:
@@ -148,9 +166,15 @@ def advance(buffers: Buffers, tokens: Tensor) -> None:
     buffers.tokens.copy_(tokens.clamp_min(0))
     buffers.positions += 1
     packed.contexts.add_(1)
-    block = (buffers.positions // BLOCK).clamp_max(packed.blocks.shape[1] - 1)  # behind the last token there is none
-    slots = packed.blocks.gather(1, block[:, None])[:, 0] * BLOCK + buffers.positions % BLOCK
-    buffers.slots.copy_(torch.where(packed.counts > 0, slots, -1))
+    places = torch.where(packed.counts > 0, buffers.positions, -1)
+    buffers.slots.copy_(slots_at(packed, places[:, None])[:, 0])
+
+
+def slots_at(packed: PackedRows, places: Tensor) -> Tensor:
+    """[B, n] the slots of places [B, n] of each sequence's text; −1 for a place below 0."""
+    block = (places // BLOCK).clamp(0, packed.blocks.shape[1] - 1)  # behind the last there is none
+    slots = packed.blocks.gather(1, block) * BLOCK + places % BLOCK
+    return slots.masked_fill_(places < 0, -1)
 
 
 def _cut(bucket: Bucket, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:

@@ -49,7 +49,7 @@ class StaticPass:
 
     def forward(self, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None) -> Output:
         """What it returns holds until the next pass of the model."""
-        captured = self._captured(Bucket.of(batch, layers, only), storage)
+        captured = self.pass_of(Bucket.of(batch, layers, only), storage)
         fill(captured.buffers, batch)
         result = captured.run()
         wanted = sum(each.logits for each in batch.brought)
@@ -64,7 +64,7 @@ class StaticPass:
         assert count <= MOST_AHEAD
         texts = len(ends.positions)
         bucket = Bucket.of_ends(ends, "likeliest" if choose is None else "chosen", only)
-        captured = self._captured(bucket, storage)
+        captured = self.pass_of(bucket, storage)
         buffers = captured.buffers
         fill_ends(buffers, ends)
         buffers.step.zero_()
@@ -77,7 +77,8 @@ class StaticPass:
                 advance(buffers, tokens)
         return buffers.written[:count, :texts]
 
-    def _captured(self, bucket: Bucket, storage: Storage) -> Captured:
+    def pass_of(self, bucket: Bucket, storage: Storage) -> Captured:
+        """The pass over the rows that are in the buffers of a bucket."""
         own = self.captured.get(id(storage))
         if own is None:
             own = self.captured[id(storage)] = Captures(self.graphs)
@@ -109,7 +110,7 @@ class Captured:
             assert storage is not None
             result = rows.run(buffers, storage)
             if bucket.feeds == "likeliest":
-                advance(buffers, _named(result.likeliest, rows.model.ids))
+                advance(buffers, named(result.likeliest, rows.model.ids))
             return result
 
         self.run: Callable[[], Result]
@@ -117,6 +118,6 @@ class Captured:
         self.run = launch if bucket.rows > CAPTURED_ROWS else Replayed(launch, owner.graphs, pool, what)
 
 
-def _named(columns: Tensor, ids: Tensor | None) -> Tensor:
+def named(columns: Tensor, ids: Tensor | None) -> Tensor:
     """The tokens of columns of the logits; -1 stays."""
     return columns if ids is None else torch.where(columns < 0, columns, ids[columns.clamp_min(0)])

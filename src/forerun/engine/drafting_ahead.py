@@ -1,0 +1,225 @@
+"""Drafting on a device in runs: several rounds before the host has to look at one.
+
+A learned head drafts where the target checks, so a round can tell the next all it needs without the host
+(`drafters/rounds.py`). One round is always under way while the host reads what the one before took: what it does for
+every text costs nothing then. When a text ends, the round that is under way is the last; what that text was given in
+it is dropped, as drafts are that were accepted beyond an end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from forerun.core.law import law
+from forerun.core.noise import StepNoise
+from forerun.core.transfer import Homeward
+from forerun.core.tree import DraftTree
+from forerun.drafters.device_growth import fits, races
+from forerun.drafters.drafter import Budget, Drafter
+from forerun.drafters.head_ahead import HeadAhead, HeadRun, within
+from forerun.drafters.host_growth import plain_laws
+from forerun.drafters.rounds import Choose, Rounds, RoundsOf
+from forerun.drafters.trained import FeatureDrafter
+from forerun.drafters.tree_spec import TreeSpec
+from forerun.engine.judge import Decision, takes_the_likeliest
+from forerun.engine.laws import SettingsMemo
+from forerun.engine.scheduler import Turn
+from forerun.engine.statistics import Clock
+from forerun.kernels.kernel import power_of_two
+from forerun.models.cache import KVCache
+from forerun.models.static.buffers import rounded_texts
+from forerun.models.static.rows import Result
+from forerun.models.target import TargetModel
+from forerun.models.transformer import Transformer
+from forerun.verify.rule import all_rules
+
+MOST_ROUNDS = 4
+"""Of a run: what they take comes to its readers together, and who arrives waits for its end."""
+
+
+class DraftingAhead:
+    """What one target and one drafter have for it."""
+
+    def __init__(self, target: Transformer, drafter: FeatureDrafter, cache: KVCache) -> None:
+        assert isinstance(drafter.ahead, HeadAhead)
+        assert target.static is not None
+        self.target, self.drafter, self.cache, self.head = target, drafter, cache, drafter.ahead
+        self.rounds = RoundsOf(self.head.on_device, target.static, cache.storage)
+
+    @classmethod
+    def of(cls, target: TargetModel, drafter: Drafter, cache: KVCache) -> DraftingAhead | None:
+        """None where one of them works elsewhere, or in another way."""
+        if not isinstance(target, Transformer) or not isinstance(drafter, FeatureDrafter):
+            return None
+        head = drafter.ahead.model
+        static = isinstance(head, Transformer) and head.static is not None and target.static is not None
+        return cls(target, drafter, cache) if static and cache.storage.whole is not None else None
+
+    def begin(self, turns: Many[Turn], most: int, settings: SettingsMemo) -> Run | None:
+        """A run of up to `most` rounds, with what it needs reserved in both caches; None where every round has to be
+        looked at."""
+        spec, sequences = self._spec(turns), [turn.job.sequence for turn in turns]
+        if spec is None or not self.target.writes_ahead or not plain_laws(sequences):
+            return None
+        way = _way(turns)
+        if way is None:
+            return None
+        taken, reach = 1 + spec.depth, min(self.target.context_length, self.head.model.context_length)
+        most = min(most, MOST_ROUNDS, max(sequence.remaining for sequence in sequences))
+
+        def rows(rounds: int) -> int:
+            return (rounds - 1) * taken + 1 + spec.size
+
+        def room(rounds: int) -> bool:
+            needed = sum(self.cache.blocks_for(sequence.id, rows(rounds)) for sequence in sequences)
+            longest = max(sequence.position for sequence in sequences) + rounds * taken
+            return needed <= self.cache.free_blocks and longest < reach
+
+        while most > 1 and not room(most):
+            most -= 1
+        if most < 2:
+            return None
+        reading = self.head.open_rounds(sequences, taken, (most - 1) * taken + spec.width * (spec.depth - 1))
+        if reading is None:
+            return None
+        for sequence in sequences:
+            self.cache.reserve(sequence.id, rows(most))
+        return Run(self, list(turns), spec, reading, most, way, settings)
+
+    def _spec(self, turns: Many[Turn]) -> TreeSpec | None:
+        """The tree that all of them may have."""
+        if any(turn.budget is None or turn.chain or turn.forced for turn in turns):
+            return None
+        nodes = min(0 if turn.budget is None else turn.budget.nodes for turn in turns)
+        spec = self.drafter.spec
+        if not nodes or not fits(spec) or spec.width > self.head.model.vocab_size:
+            return None
+        return spec if spec.size <= nodes else within(spec, power_of_two(nodes + 2) // 2 - 1)
+
+
+LIKELIEST = "likeliest"
+
+
+def _way(turns: Many[Turn]) -> str | None:
+    """The one way in which all draw their tokens; None where it takes more than logits and noise."""
+    found = set()
+    for turn in turns:
+        job = turn.job
+        if job.walk is not None or job.sequence.params.logprobs is not None or job.rule.choose is None:
+            return None
+        found.add(LIKELIEST if takes_the_likeliest(job) else job.rule.name)
+    if len(found) > 1:
+        found.discard(LIKELIEST)  # where some take the likeliest, the others' way is theirs too
+    return found.pop() if len(found) == 1 else None
+
+
+@dataclass(eq=False)
+class Run:
+    """Iterate over `rounds`, which gives a verdict on each text's tree; then `finish`."""
+
+    owner: DraftingAhead
+    turns: list[Turn]
+    spec: TreeSpec
+    reading: HeadRun
+    most: int
+    way: str
+    settings: SettingsMemo
+    counts: list[list[int]] = field(default_factory=list)
+    """Of each round, and in it of each text: the rows that stay."""
+
+    def stop(self) -> None:
+        """The round that is under way is the last."""
+        self.most = 0
+
+    @property
+    def nodes(self) -> int:
+        """That are drafted for each text in a round."""
+        return min(self.spec.size, *(self._limit(turn).nodes for turn in self.turns))
+
+    @property
+    def rows(self) -> int:
+        """Of each text in a round."""
+        return 1 + self.spec.size
+
+    def rounds(self, clock: Clock, meanwhile: Callable[[], None]) -> Iterator[list[Decision]]:
+        rounds = self._begin()
+        choose = None if self.way == LIKELIEST else self._choose(rounds)
+        launched = 0
+        flying: deque[Homeward] = deque()
+        while flying or launched < self.most:
+            if launched < self.most:
+                with clock.phase("draft"):
+                    rounds.draft()
+                with clock.phase("target"):
+                    rounds.check()
+                with clock.phase("verify"):
+                    flying.append(Homeward(rounds.settle(choose)))
+                launched += 1
+                if launched == 1:
+                    meanwhile()
+            if len(flying) > 1 or launched >= self.most:
+                yield self._decisions(flying.popleft().here())
+        self._finish(rounds)
+
+    def _begin(self) -> Rounds:
+        owner, cache = self.owner, self.owner.cache
+        sequences = [turn.job.sequence for turn in self.turns]
+        blocks = [cache.blocks(sequence.id) for sequence in sequences]
+        batch = self.reading.brought_rows()
+        longest = max(map(len, blocks)), max(len(each.blocks or ()) for each in batch.brought)
+        texts = rounded_texts(len(sequences))
+        rounds = owner.rounds.of(self.spec, texts, longest, races(sequences), owner.drafter.tau)
+        budgets = [self._limit(turn) for turn in self.turns]
+        rounds.begin(batch, sequences, budgets, [sequence.position for sequence in sequences], blocks)
+        return rounds
+
+    def _limit(self, turn: Turn) -> Budget:
+        """What a request allows; where its text ends is found by the host."""
+        assert turn.budget is not None
+        depth = turn.job.draft.depth
+        nodes = min(self.spec.size, turn.budget.nodes)
+        return Budget(nodes, self.spec.depth if depth is None else min(self.spec.depth, depth))
+
+    def _choose(self, rounds: Rounds) -> Choose:
+        device, count = rounds.head.device, len(self.turns)
+        owners = torch.arange(count, device=device).repeat_interleave(rounds.nodes)
+        columns = self.settings.of([turn.job for turn in self.turns], device).take(owners)
+        draw = all_rules()[self.way].choose
+        assert draw is not None
+        told = rounds.growth.told
+
+        def choose(result: Result, tree: DraftTree) -> Tensor:
+            rows = owners.shape[0]
+            p = law(result.logits[:rows], columns, checked=True)
+            noise = StepNoise(told["seeds"][:count], told["positions"][:count] + 1)
+            chosen = draw(p, noise.take(owners), tree.depths[:count].reshape(-1))
+            return torch.where(result.likeliest[:rows] < 0, -1, chosen)
+
+        return choose
+
+    def _decisions(self, verdicts: Tensor) -> list[Decision]:
+        """From nodes and tokens on the way, how many there are, and whether drafts were refused at the last."""
+        steps = 1 + self.spec.depth
+        made, counts = [], []
+        for row in verdicts[: len(self.turns)].tolist():
+            count = row[2 * steps]
+            tokens = row[steps : steps + count]
+            if min(tokens) < 0:
+                raise ValueError("the logits of a row hold NaN or infinity: the model's output is broken")
+            made.append(Decision(row[1:count], tokens, bool(row[2 * steps + 1])))
+            counts.append(count)
+        self.counts.append(counts)
+        return made
+
+    def _finish(self, rounds: Rounds) -> None:
+        """The head's cache has read all but what the last round took."""
+        texts = range(len(self.turns))
+        read = [self.reading.unread(b) + sum(counts[b] for counts in self.counts[:-1]) for b in texts]
+        sequences = [turn.job.sequence for turn in self.turns]
+        self.owner.head.close_rounds(sequences, read, self.counts[-1], rounds.waiting(len(self.turns)))

@@ -1,0 +1,254 @@
+"""Runs of drafting on a device: the same texts, drafts and figures as step by step. Here in the plain form of the
+kernels, without a graph; on a device the same launches are captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from forerun.core.params import SamplingParams
+from forerun.core.tree import DraftTree
+from forerun.drafters.device_growth import DeviceGrowth
+from forerun.drafters.none import NoDrafter
+from forerun.drafters.rounds import Rounds
+from forerun.drafters.trained import FeatureDrafter
+from forerun.drafters.tree_spec import TreeSpec
+from forerun.engine.drafting_ahead import DraftingAhead
+from forerun.engine.engine import Engine
+from forerun.engine.request import DraftOptions, Request, Update
+from forerun.models.static.static_pass import StaticPass
+from forerun.models.transformer import Transformer
+from tests.models.test_feature_head import head_of, target_of
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SEEDED: dict[str, Any] = {"temperature": 1.0}
+PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(1, 41)), [9], [3, 3, 4], [100, 20, 7]]
+
+
+def target() -> Transformer:
+    made = target_of(torch.float32).to(DEVICE)
+    made.prepare()
+    if DEVICE.type == "cpu":
+        made.static = StaticPass(made)
+    return made
+
+
+def drafter(
+    model: Transformer, method: str = "eagle3", tree: str = "dynamic:3,4,12", slots: int = 1024
+) -> FeatureDrafter:
+    head = head_of(method, model)
+    generator = torch.Generator().manual_seed(2)
+    for part in ("q_proj", "k_proj", "v_proj", "o_proj"):  # so that what a row sees counts
+        weight = head.get_parameter(f"model.layers.0.self_attn.{part}.weight")
+        weight.data.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
+    head.prepare()
+    if DEVICE.type == "cpu":
+        head.static = StaticPass(head)
+    return FeatureDrafter(head, slots, TreeSpec.parse(tree), 128)
+
+
+def request(number: int, length: int = 40, **more: Any) -> Request:
+    chosen = {"seed": 1000 + number, "max_tokens": length, "ignore_eos": True, **more}
+    draft = DraftOptions(**chosen.pop("draft", {}))
+    return Request(list(PROMPTS[number % len(PROMPTS)]), SamplingParams(**chosen), draft)
+
+
+def finished(engine: Engine, requests: list[Request]) -> list[list[int]]:
+    numbers = [engine.add(each) for each in requests]
+    texts: dict[int, list[int]] = {number: [] for number in numbers}
+    while engine.has_work:
+        for update in engine.step():
+            _refuse_odd(update)
+            texts[update.request].extend(update.tokens)
+        engine.check_integrity()
+        if isinstance(engine.drafter, FeatureDrafter):
+            engine.drafter.ahead.cache.check_integrity()
+        for tensor in (*engine.cache.storage.keys, *engine.cache.storage.values):
+            tensor[engine.cache.unused_slots()] = 1e3  # what stands there must not matter
+    return [texts[number] for number in numbers]
+
+
+def _refuse_odd(update: Update) -> None:
+    assert len(update.kinds) == len(update.tokens)
+    assert update.tokens or update.finish_reason is None
+
+
+def plain(requests: list[Request]) -> list[list[int]]:
+    return [finished(Engine(target(), NoDrafter(), slots=512), [each])[0] for each in requests]
+
+
+class Foresight:
+    """Puts what a text will say into its trees, on a path of theirs and for some nodes: a head that knows nothing has
+    hardly any draft accepted. By the seeds of texts, which tell them apart, and their positions."""
+
+    def __init__(self, requests: list[Request], texts: list[list[int]]) -> None:
+        self.whole = {each.params.seed: [*each.prompt, *text] for each, text in zip(requests, texts, strict=True)}
+        self.drafted: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        self.launch = DeviceGrowth._launch
+
+    @property
+    def of(self) -> Callable[[DeviceGrowth], DraftTree]:
+        """As a method of `DeviceGrowth`."""
+
+        def launch(growth: DeviceGrowth) -> DraftTree:
+            return self._tree(growth)
+
+        return launch
+
+    def _tree(self, growth: DeviceGrowth) -> DraftTree:
+        tree = self.launch(growth)
+        seeds, positions = growth.told["seeds"].tolist(), growth.told["positions"].tolist()
+        tokens = tree.tokens.clone()
+        for text, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+            if not growth.text.packed.counts[text] or seed not in self.whole:
+                continue
+            parents = tree.parents[text].tolist()
+            if growth.told["depths"][text] >= growth.spec.depth:  # near its end a text gets smaller trees step by step
+                self.drafted.setdefault((seed, position), (tree.tokens[text].tolist(), parents))
+                assert self.drafted[seed, position] == (tree.tokens[text].tolist(), parents)
+            true = self.whole[seed][position + 1 :][: (3 * seed + position) % 5]
+            path = max((_path(parents, node) for node in range(len(parents))), key=len)
+            for node, token in zip(path, true, strict=False):
+                tokens[text, node] = token
+        return replace(tree, tokens=tokens)
+
+
+def _path(parents: list[int], node: int) -> list[int]:
+    path = []
+    while parents[node] >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many texts every round had room for."""
+    seen: list[int] = []
+    settle = Rounds.settle
+
+    def counted(self: Rounds, *given: Any) -> Any:
+        seen.append(self.texts)
+        return settle(self, *given)
+
+    monkeypatch.setattr(Rounds, "settle", counted)
+    return seen
+
+
+needs_launches = pytest.mark.skipif(DEVICE.type != "cpu", reason="what was captured cannot be changed")
+
+
+@needs_launches
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_texts_drafts_and_figures_are_those_of_single_steps(
+    method: str, params: dict[str, Any], count: int, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [request(number, 30 + 7 * number, **params) for number in range(count)]
+    expected = plain(requests)
+    foresight = Foresight(requests, expected)
+    monkeypatch.setattr(DeviceGrowth, "_launch", foresight.of)
+    model = target()
+    engine = Engine(model, drafter(model, method), slots=1024)
+    assert finished(engine, requests) == expected
+    assert len(rounds) > 6
+    together, drafted = engine.statistics, len(foresight.drafted)
+    single = Engine(model, drafter(model, method), slots=1024, max_ahead=1)
+    assert finished(single, requests) == expected  # and `foresight` found the same drafts at the same places
+    assert drafted > 6 * count
+    assert len(foresight.drafted) - drafted <= drafted // 4  # most places were met twice
+    apart = single.statistics
+    assert together.accepted > 10 * count
+    assert together.tokens == apart.tokens
+    if count == 1:  # else they end within runs at different steps, and the others read beside them
+        assert abs(together.target_passes - apart.target_passes) <= 1
+        pairs = zip(together.offered_by_depth, apart.offered_by_depth, strict=False)
+        assert all(abs(one - other) <= 1 for one, other in pairs)
+
+
+def test_requests_that_come_and_go(rounds: list[int]) -> None:
+    """Newcomers are read between two runs, and a small cache ends runs early or none begins."""
+    requests = [request(number, 9 + 5 * number % 23, **(SEEDED if number % 3 else GREEDY)) for number in range(9)]
+    expected = plain(requests)
+    for slots in (1024, 176):
+        model = target()
+        engine = Engine(model, drafter(model, slots=slots), slots=slots, max_batch=3)
+        assert finished(engine, requests) == expected
+    assert set(rounds) >= {2, 4}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"logprobs": 2}, {"presence_penalty": 0.5}, {"top_p": 0.9, "temperature": 0.8}, {"logit_bias": {5: 2.0}}],
+)
+def test_what_takes_more_than_logits_is_looked_at_in_every_step(more: dict[str, Any], rounds: list[int]) -> None:
+    requests = [request(0, 12, **{**GREEDY, **more})]
+    model = target()
+    assert finished(Engine(model, drafter(model), slots=512), requests) == plain(requests)
+    assert not rounds
+
+
+def test_a_trace_sees_every_step(rounds: list[int]) -> None:
+    model = target()
+    seen: list[Any] = []
+    engine = Engine(model, drafter(model), slots=512, trace=seen.append)
+    requests = [request(0, 12, **GREEDY)]
+    assert finished(engine, requests) == plain(requests)
+    assert not rounds
+    assert sum(len(record.sequences[0].committed) for record in seen) == 12
+
+
+@pytest.mark.parametrize("draft", [{"nodes": 5}, {"nodes": 1}, {"depth": 2}, {"nodes": 0}])
+def test_a_request_limits_what_is_drafted(draft: dict[str, int], rounds: list[int]) -> None:
+    requests = [request(0, 20, draft=draft, **GREEDY)]
+    model = target()
+    engine = Engine(model, drafter(model), slots=512)
+    assert finished(engine, requests) == plain(requests)
+    assert bool(rounds) == (draft != {"nodes": 0})
+    statistics = engine.statistics
+    if "nodes" in draft:
+        assert statistics.drafted <= draft["nodes"] * statistics.target_passes
+    else:
+        assert len(statistics.offered_by_depth) <= 2
+
+
+def test_a_text_that_ends_within_a_run_ends_there() -> None:
+    """By its length, by a token, and by the context's end."""
+    whole = plain([request(1, 60, **GREEDY)])[0]
+    model = target()
+    for stop in (7, 8, 9, 10, 11):
+        asked = request(1, 60, **GREEDY, stop_token_ids=(whole[stop],))
+        assert finished(Engine(model, drafter(model), slots=512), [asked]) == [whole[: whole.index(whole[stop]) + 1]]
+        assert finished(Engine(model, drafter(model), slots=512), [request(1, stop, **GREEDY)]) == [whole[:stop]]
+    long = request(1, 1000, **GREEDY)
+    assert finished(Engine(model, drafter(model), slots=1024), [long]) == plain([long])
+
+
+def test_a_broken_model_is_an_error_and_leaves_no_cache_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = target()
+    engine = Engine(model, drafter(model), slots=512)
+    engine.add(request(0, 30, **GREEDY))
+    for _ in range(3):
+        engine.step()
+    model.get_parameter("model.norm.weight").data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the model's output is broken"):
+        engine.step()
+    engine.cache.check_integrity()
+
+
+def test_who_has_no_room_in_the_heads_cache_goes_on_without(rounds: list[int]) -> None:
+    requests = [request(number, 40, **GREEDY) for number in range(3)]
+    model = target()
+    engine = Engine(model, drafter(model, slots=96), slots=1024)
+    assert finished(engine, requests) == plain(requests)
+
+
+def test_a_model_of_another_kind_has_no_rounds() -> None:
+    model = target()
+    assert DraftingAhead.of(model, NoDrafter(), Engine(model, NoDrafter(), slots=64).cache) is None
