@@ -249,6 +249,24 @@ def test_who_has_no_room_in_the_heads_cache_goes_on_without(rounds: list[int]) -
     assert finished(engine, requests) == plain(requests)
 
 
+def test_runs_are_short_where_somebody_waits_or_has_ended(rounds: list[int]) -> None:
+    model = target()
+    for called, most in ((True, 2), (False, 8)):
+        engine = Engine(model, drafter(model), slots=512)
+        engine.called = lambda called=called: called  # type: ignore[misc]
+        for number in range(2):
+            engine.add(request(number, 60, **GREEDY))
+        engine.add(request(2, 12, **GREEDY))
+        lengths, ended = [], []
+        while engine.has_work:
+            before = len(rounds)
+            ended.append(any(update.finish_reason for update in engine.step()))
+            lengths.append(len(rounds) - before)
+        assert max(lengths) == most
+        assert engine.statistics.tokens == 132
+        assert sum(ended) >= 2  # a text that ended early did not wait for the others
+
+
 def test_a_model_of_another_kind_has_no_rounds() -> None:
     model = target()
     assert DraftingAhead.of(model, NoDrafter(), Engine(model, NoDrafter(), slots=64).cache) is None

@@ -36,7 +36,7 @@ def real() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def served(real: LoadedModel) -> Iterator[House]:
-    with opened(real, Settings(MODEL, "suffix", max_batch=4, cache_tokens=4096)) as house:
+    with opened(real, Settings(MODEL, "suffix", max_batch=4, cache_tokens=4096, also=("eagle3",))) as house:
         yield house
 
 
@@ -57,6 +57,33 @@ def test_streamed_whole_and_alone_the_text_is_the_same(
     assert done.usage is not None
     assert done.usage.model_extra is not None
     assert done.usage.model_extra["speculation"]["accepted"] > 0
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "eagle3"])
+def test_a_trace_tells_how_sure_the_drafter_was_of_each_node(served: House, drafter: str) -> None:
+    done = served.client.chat.completions.create(
+        model=MODEL,
+        messages=TALK,
+        temperature=0,
+        max_tokens=24,
+        extra_body={"speculation": {"drafter": drafter, "trace": True}},
+    )
+    assert done.model_extra is not None
+    steps = done.model_extra["forerun"]["steps"]
+    told = [chance for step in steps for chance in step["confidences"]]
+    assert len(told) > 20
+    assert all(0 <= chance <= 1 for chance in told)
+    assert all(len(step["confidences"]) == len(step["tokens"]) for step in steps)
+    for step in steps:
+        first = [chance for chance, parent in zip(step["confidences"], step["parents"], strict=True) if parent < 0]
+        assert sum(first) < 1.001
+    deep = [
+        chance > step["confidences"][parent] >= 0
+        for step in steps
+        for chance, parent in zip(step["confidences"], step["parents"], strict=True)
+        if parent >= 0
+    ]
+    assert any(deep), "it is a node's chance where its parent is accepted, not that of its whole path"
 
 
 def test_a_tool_is_called_and_a_schema_is_kept(served: House) -> None:

@@ -23,6 +23,9 @@ class SequenceRecord:
     kinds: list[str]
     finish_reason: str | None
     silent: int  # rows behind the tree that could not be accepted
+    confidences: list[float] | None = None
+    """For each node the chance that its drafter gave its token, given that its parent is accepted; 1 for the root. The
+    product along a path is the drafter's chance of the whole path. None where the drafter knows no chances."""
 
 
 @dataclass(frozen=True)

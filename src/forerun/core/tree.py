@@ -10,9 +10,8 @@ happens with several independent drafts, they share a node (one row of the targe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +21,12 @@ from forerun.core import tree_checks
 from forerun.core.drawing import Drawing
 from forerun.core.planted import Planted
 from forerun.core.shape import TreeShape
+from forerun.core.tree_tables import ancestors_of, children_of, structure_of, where_parents_are_accepted
+
+LogValues = Callable[[], Sequence[Sequence[float] | None]]
+"""For each tree and each node the log of its value: how likely its drafter finds it that all tokens between the root
+and it, its own included, are right. Of padding any number; None for a tree of which it does not know. A call, since
+only a trace asks: what a drafter has not at hand it computes then, and then alone."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class DraftTree:
     q_rows: Tensor | None  # [B, N, K]: the row of q behind each draw; beside the draws any row that is there
     max_depth: int  # bounds known on the host, so that loops need not ask the device:
     max_draws: int  # no walk from the root meets more draws than this
+    log_values: LogValues | None = None  # where the drafter knows them
     planted: ClassVar[Planted | None] = None  # of a tree of lists: these lists
 
     @classmethod
@@ -56,6 +62,7 @@ class DraftTree:
         max_draws: int | None = None,
         width: int | None = None,
         check: bool = True,
+        log_values: LogValues | None = None,
     ) -> DraftTree:
         """From tokens and parents [B, N] and the absolute positions [B] of the roots.
 
@@ -71,14 +78,14 @@ class DraftTree:
             )
         if check:
             tree_checks.refuse_bad_parents(parents)
-        ancestors = _ancestors(parents)
+        ancestors = ancestors_of(parents)
         depths = ancestors.sum(-1) - 1
         if max_depth is None:
             max_depth = int(depths.max())
         elif check and bool((depths > max_depth).any()):
             raise ValueError(f"max_depth is {max_depth}, but the tree is {int(depths.max())} deep")
         if children is None:
-            children = _children(parents, width)
+            children = children_of(parents, width)
             max_draws = tokens.shape[1] - 1
             if check and bool(((children >= 0).sum((1, 2)) != (parents >= 0).sum(1)).any()):
                 raise ValueError(f"width is {width}, but a node has more children")
@@ -103,7 +110,10 @@ class DraftTree:
         drafted[:, 0] = True
         tokens = torch.where(drafted, tokens, 0)  # whatever stood in the padding must not index anything
         positions = root_positions[:, None] + depths
-        return cls(tokens, parents, depths, positions, ancestors, drawing, children, q, q_rows, max_depth, max_draws)
+        return cls(
+            *(tokens, parents, depths, positions, ancestors, drawing),
+            *(children, q, q_rows, max_depth, max_draws, log_values),
+        )
 
     @classmethod
     def chain(
@@ -207,6 +217,7 @@ class DraftTree:
         trees: Sequence[tuple[list[int], list[int]]],
         root_positions: Sequence[int],
         silent: Sequence[int] | None = None,
+        log_values: LogValues | None = None,
     ) -> DraftTree:
         """Fixed trees on the host, each given by its tokens and parents, the root first and parents before children.
 
@@ -223,6 +234,7 @@ class DraftTree:
             "a root is heard"
         )
         vars(planted)["planted"] = Planted(tuple(trees), tuple(root_positions), counts)
+        vars(planted)["log_values"] = log_values
         return planted
 
     def __getattr__(self, name: str) -> Any:
@@ -236,7 +248,7 @@ class DraftTree:
     def full(cls, shape: TreeShape, tokens: Tensor, root_positions: Tensor) -> DraftTree:
         """A shape of which every node is filled, with tokens [B, N] that were not drawn. What depends on the shape
         alone is made once."""
-        parents, depths, ancestors, children = _structure(shape, tokens.device)
+        parents, depths, ancestors, children = structure_of(shape, tokens.device)
         batch = tokens.shape[0]
         return cls(
             tokens=tokens,
@@ -268,6 +280,17 @@ class DraftTree:
         if self.planted is None or not any(self.planted.silent):
             return self.lists()
         return [(list(range(len(tokens))), list(tokens), list(parents)) for tokens, parents in self.planted.trees]
+
+    def confidences(self) -> list[list[float] | None]:
+        """For each tree and each of its nodes, padding included, how likely its drafter found it that its token is
+        right where its parent's is; 1 for the root. None for a tree of which the drafter does not know."""
+        if self.log_values is None:
+            return [None] * self.batch
+        listed = self.parents.tolist() if self.planted is None else [own for _, own in self.planted.drafted()]
+        return [
+            None if values is None else where_parents_are_accepted(values, parents)
+            for values, parents in zip(self.log_values(), listed, strict=True)
+        ]
 
     @property
     def silent(self) -> list[int]:
@@ -322,10 +345,10 @@ class DraftTree:
         return replace(self, **moved)
 
     def take(self, rows: Tensor) -> DraftTree:
-        """The trees of some sequences of the batch."""
+        """The trees of some sequences of the batch, without what only a trace of all asks."""
         columns = {item.name: getattr(self, item.name) for item in fields(self)}
         picked: dict[str, Any] = {name: value[rows] for name, value in columns.items() if isinstance(value, Tensor)}
-        return replace(self, **picked)
+        return replace(self, **picked, log_values=None)
 
 
 @dataclass(frozen=True)
@@ -358,40 +381,3 @@ def _merge(paths: Sequence[Sequence[int]], keep_multiplicity: bool) -> _Merged:
                 draws[parent].append((node, index, depth))
             reached[index] = node
     return _Merged(tokens, parents, draws)
-
-
-def _ancestors(parents: Tensor) -> Tensor:
-    """Reachability by doubling: after k rounds every ancestor at distance below 2^k is known."""
-    size = parents.shape[1]
-    steps = torch.arange(size, device=parents.device)
-    reach = (steps[:, None] == steps) | (parents[..., None] == steps)  # self and parent
-    for _ in range((size - 1).bit_length()):
-        counts = reach.to(torch.float32)
-        reach = (counts @ counts) > 0
-    return reach
-
-
-@lru_cache(maxsize=256)
-def _structure(shape: TreeShape, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """[1, N] parents and depths, [1, N, N] ancestors, [1, N, K] children."""
-    parents = torch.tensor([shape.parents])
-    ancestors = _ancestors(parents)
-    made = (parents, ancestors.sum(-1) - 1, ancestors, _children(parents, shape.width))
-    parents, depths, ancestors, children = (part.to(device) for part in made)
-    return parents, depths, ancestors, children
-
-
-def _children(parents: Tensor, width: int | None) -> Tensor:
-    """The table [B, N, K] of children in node order."""
-    batch, size = parents.shape
-    drafted = parents >= 0
-    siblings = (parents[:, :, None] == parents[:, None, :]) & drafted[:, None, :]
-    ranks = torch.tril(siblings, -1).sum(-1)  # elder siblings
-    if width is None:
-        width = int(torch.where(drafted, ranks + 1, 0).max())
-    # A column past the end takes the padding, so that nothing has to be selected.
-    table = parents.new_full((batch, size * (width + 1)), -1)
-    slot = torch.where(drafted, parents * (width + 1) + ranks, width)
-    nodes = torch.arange(size, device=parents.device).expand(batch, -1)
-    table.scatter_(1, slot, nodes)
-    return table.view(batch, size, width + 1)[:, :, :width].contiguous()

@@ -22,6 +22,7 @@ from typing import Protocol, runtime_checkable
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import logs_of
 from forerun.drafters.drafter import Budget, Drafter, Observation, SharesCache
 from forerun.drafters.find import CHEAP_NODES, Setup, make_drafter, read_options, resolve
 from forerun.drafters.none import roots_only
@@ -235,14 +236,17 @@ class Combine:
             choices[b].append(proposal)
             if not self.merges:
                 choices[b] = [max(choices[b], key=lambda one: one.promise)]
-        trees = []
+        chosen = []
         for proposals, budget in zip(choices, budgets, strict=True):
             nodes = min(self.options.tokens or CHEAP_NODES, budget.nodes)
-            merged = merge(proposals, nodes, self.options.min_confidence)
-            trees.append((merged.tokens, merged.parents))
-        if all(len(tokens) == 1 for tokens, _ in trees):
+            chosen.append(merge(proposals, nodes, self.options.min_confidence))
+        if all(len(proposal.tokens) == 1 for proposal in chosen):
             return roots_only(sequences)
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
+        return DraftTree.of_lists(
+            [(proposal.tokens, proposal.parents) for proposal in chosen],
+            [sequence.position for sequence in sequences],
+            log_values=logs_of([proposal.values for proposal in chosen]),
+        )
 
     def observe(self, observations: Many[Observation]) -> None:
         self.first.observe(observations)

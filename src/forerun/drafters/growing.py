@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -27,25 +27,20 @@ from torch import Tensor
 from forerun.core import exact
 from forerun.core.drawing import ABSENT, Drawing, iid_children, race_children, top_children
 from forerun.core.history import History
-from forerun.core.law import LawSettings, law
-from forerun.core.noise import Purpose, StepNoise, row_key, uniform
-from forerun.core.params import SamplingParams
+from forerun.core.law import Context, LawSettings, law
+from forerun.core.noise import StepNoise
 from forerun.core.sequence import Sequence
 from forerun.core.shape import TreeShape
 from forerun.core.transfer import to_device
-from forerun.core.tree import DraftTree
-from forerun.drafters.confidence import log_shares
+from forerun.core.tree import DraftTree, LogValues
+from forerun.drafters.confidence import Scores, add_along_paths, draft_settings, token_race
 from forerun.drafters.drafter import Budget
-from forerun.drafters.host_growth import GrowsItself
+from forerun.drafters.host_growth import GrowsItself, dynamic_depth
 from forerun.drafters.level_run import LevelRun, Rows
 from forerun.drafters.none import roots_only
 from forerun.drafters.tree_levels import LevelPlan, levels_of
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.trees.dynamic import Frontier, expand_and_rerank
-
-LEAST_BIAS = -1e30
-"""Stands for a bias of -inf, which could leave a small draft vocabulary without any token. No softmax tells the two
-apart while a token is left, and where none is, there is still a law to draw from: the target refuses what was drawn."""
 
 
 def rows_below_root(spec: TreeSpec, budget: Budget) -> int | None:
@@ -53,7 +48,7 @@ def rows_below_root(spec: TreeSpec, budget: Budget) -> int | None:
     if budget.nodes < 1 or budget.depth < 1:
         return None
     if spec.dynamic:
-        return spec.width * (_dynamic_depth(spec, budget) - 1)
+        return spec.width * (dynamic_depth(spec, budget) - 1)
     return sum(bool(children) for children in spec.cut(budget).children) - 1
 
 
@@ -83,11 +78,6 @@ def grow(
             return tree
     step = _Step(spec, vocabulary, history, sequences, run, tau)
     return step.grow_dynamic(budgets) if spec.dynamic else step.fill_shape(budgets)
-
-
-def _dynamic_depth(spec: TreeSpec, budget: Budget) -> int:
-    """How deep a dynamic tree may get."""
-    return max(0, min(spec.depth, budget.depth, budget.nodes))
 
 
 @dataclass(frozen=True)
@@ -128,15 +118,13 @@ class _Step:
         sampled = spec.drawing.sampled
         self.drawn = [sampled and not sequence.coupled and not sequence.params.greedy for sequence in sequences]
         fits = run.ids is not None or run.vocabulary <= vocabulary
-        self.plain = all(map(_likeliest_token_wins, params)) and fits
+        self.plain = fits and all(each.greedy and not (each.penalises or each.logit_bias) for each in params)
         # Of the columns that laws are over here; None where these are the target's whole vocabulary.
         self.ids = None if self.penalises or any(each.logit_bias for each in params) else run.ids
 
     @cached_property
     def settings(self) -> LawSettings:
-        params = [_ranked(text.params) if self.spec.branches else text.params for text in self.sequences]
-        settings = LawSettings.of(params, self.device)
-        return replace(settings, bias_values=settings.bias_values.clamp_min(LEAST_BIAS))
+        return draft_settings([text.params for text in self.sequences], self.device, ranked=self.spec.branches)
 
     # --- a shape that is known beforehand ---------------------------------------------------------------------
 
@@ -154,7 +142,7 @@ class _Step:
         present[:, 0] = True
         paths = tokens.new_zeros(len(sizes), 1, 0)  # [B, F, depth] the drafted tokens that lead to a level's nodes
         levels = levels_of(shape)
-        laws: list[_Level] = []
+        filled: list[tuple[_Level, Tensor]] = []
         for depth, plan in enumerate(levels):
             nodes, children = self._column(plan.nodes), slice(plan.children.start, plan.children.stop)
             if depth == 0:
@@ -167,14 +155,14 @@ class _Step:
                 counts = [sum(shape.children[node][0] < size for node in plan.nodes) for size in sizes]
                 rows = self.run.level(read, above, counts)
             level = self._level(rows, depth, paths)
-            laws.append(level)
-            found = self._spread(rows, self._children(level, nodes, plan.width), len(plan.nodes)).flatten(1)
-            found = found[:, : len(plan.children)] if plan.picks is None else found[:, self._column(plan.picks)]
+            columns = self._children(level, nodes, plan.width)
+            filled.append((level, columns))
+            found = self._of_children(plan, rows, self._named(columns))
             there = (found >= 0) & present[:, parents[children]] & (self._column(plan.children) < limits)
             present[:, children] = there
             tokens[:, children] = torch.where(there, found, 0)
         # Greedy and coupled requests take any tree. Where there are no others nobody reads q: the tree counts as fixed.
-        q, q_rows = self._kept(laws, levels, shape) if any(self.drawn) else (None, None)
+        q, q_rows = self._kept([level for level, _ in filled], levels, shape) if any(self.drawn) else (None, None)
         return DraftTree.build(
             tokens,
             torch.where(present, parents, -1),
@@ -185,7 +173,35 @@ class _Step:
             max_depth=shape.depth,
             width=shape.width,
             check=False,
+            log_values=self._log_values(filled, levels, shape),
         )
+
+    def _of_children(self, plan: LevelPlan, rows: Rows, values: Tensor, nothing: float = ABSENT) -> Tensor:
+        """[B, children] of what there is for the candidates of a level's rows [R, width]."""
+        found = self._spread(rows, values, len(plan.nodes), nothing).flatten(1)
+        return found[:, : len(plan.children)] if plan.picks is None else found[:, self._column(plan.picks)]
+
+    def _log_values(
+        self, filled: list[tuple[_Level, Tensor]], levels: tuple[LevelPlan, ...], shape: TreeShape
+    ) -> LogValues | None:
+        """By the columns that were chosen at each level; not on an accelerator, where logits are overwritten. At
+        temperature 0 a chain's laws have one token: others are made, unless they hang on the text, which grows."""
+        if self.device.type != "cpu":
+            return None
+
+        def values() -> list[list[float] | None]:
+            params = [text.params for text in self.sequences]
+            ranked = draft_settings(params, self.device, ranked=True)
+            shares = []
+            for (level, columns), plan in zip(filled, levels, strict=True):
+                q = level.q if self.spec.branches or self.penalises else self._law(level.rows, ranked, None)
+                found = self._scores(level, q).log_shares(columns)
+                shares.append(self._of_children(plan, level.rows, found, -torch.inf))
+            told = zip(params, add_along_paths(shape, torch.cat(shares, 1)), strict=True)
+            lost = self.penalises and not self.spec.branches
+            return [None if lost and each.greedy else own for each, own in told]
+
+        return values
 
     def _likeliest_chain(self, shape: TreeShape) -> DraftTree:
         """Nothing to choose and nobody apart: the draft writes as it would by itself."""
@@ -216,7 +232,7 @@ class _Step:
 
     def grow_dynamic(self, budgets: Many[Budget]) -> DraftTree:
         width = self.spec.width
-        depths = [_dynamic_depth(self.spec, budget) for budget in budgets]
+        depths = [dynamic_depth(self.spec, budget) for budget in budgets]
         nodes = [min(self.spec.size, budget.nodes) for budget in budgets]
         depth = max(depths)
         batch = len(depths)
@@ -255,20 +271,14 @@ class _Step:
             max_depth=depth,
             width=width,
             check=False,
+            log_values=grown.log_values.tolist,
         )
 
     def _confident(self, level: _Level, count: int) -> tuple[Tensor, Tensor]:
         """The best candidates of each row [R, count], with their log confidences."""
-        scores = level.q
-        coupled = self._rows_of(level.rows, self.coupled)
-        if coupled is not None:
-            scores = scores.clone()
-            scores[coupled] = scores[coupled] / self._token_race(level).to(scores.dtype)
-        best = top_children(scores, count)
-        confidences = log_shares(scores, best)
-        if coupled is not None and self.tau != 1:
-            confidences[coupled] = log_shares(scores[coupled], best[coupled], self.tau)
-        return self._named(best), confidences
+        scores = self._scores(level, level.q)
+        best = top_children(scores.values, count)
+        return self._named(best), scores.log_shares(best)
 
     # --- both ---------------------------------------------------------------------------------------------------
 
@@ -276,13 +286,20 @@ class _Step:
         """A level's nodes, with their laws; `paths` [B, F, depth] lead to them."""
 
         def laws() -> Tensor:
-            settings = self.settings.take(rows.sequence)
             context = None
-            if settings.penalises:
+            if self.settings.penalises:
                 context = self.history.context(self.sequences, rows.sequence, paths[rows.sequence, rows.column])
-            return law(self._fit(rows.logits), settings, context, checked=True)
+            return self._law(rows, self.settings, context)
 
         return _Level(rows, depth, laws)
+
+    def _law(self, rows: Rows, settings: LawSettings, context: Context | None) -> Tensor:
+        return law(self._fit(rows.logits), settings.take(rows.sequence), context, checked=True)
+
+    def _scores(self, level: _Level, q: Tensor) -> Scores:
+        """What the candidates of a level's rows are worth, by laws q [R, C]."""
+        coupled = self._rows_of(level.rows, self.coupled)
+        return Scores.of(q, None if coupled is None else self._token_race(level), coupled, self.tau)
 
     def _fit(self, logits: Tensor) -> Tensor:
         """Over the columns of the step, or over the target's vocabulary: models pad theirs to different sizes. A draft
@@ -306,10 +323,10 @@ class _Step:
         return torch.where(columns >= 0, self.ids[columns.clamp_min(0)], ABSENT)
 
     def _children(self, level: _Level, nodes: Tensor, count: int) -> Tensor:
-        """[R, count] candidates of each row; `nodes` [F] are the level's nodes."""
+        """[R, count] columns of the candidates of each row; `nodes` [F] are the level's nodes."""
         rows = level.rows
         if count == 1 and self.plain and rows.likeliest is not None:
-            return self._named(rows.likeliest.clamp_min(0)[:, None])
+            return rows.likeliest.clamp_min(0)[:, None]
         q = level.q
         ways: list[tuple[list[bool], Callable[[Tensor], Tensor]]] = [
             (self.coupled, lambda some: self._coupled_children(level, some, count)),
@@ -324,7 +341,7 @@ class _Step:
             some = self._rows_of(rows, wanted)
             if some is not None:
                 chosen[some] = choose(some)
-        return self._named(chosen)
+        return chosen
 
     def _coupled_children(self, level: _Level, some: Tensor, count: int) -> Tensor:
         if count == 1 and self.ids is None:  # by the target's own arithmetic, and without noise for who cannot win
@@ -339,10 +356,8 @@ class _Step:
         members = [b for b, count in enumerate(counts) if count and self.coupled[b]]
         which = [index for index, b in enumerate(members) for _ in range(counts[b])]
         noise = self.noise.take(self._column(members))
-        keys = row_key(noise.seeds, noise.starts + level.depth, Purpose.TOKEN)
         tokens = torch.arange(self.vocabulary, device=self.device) if self.ids is None else self.ids
-        # The exponentials of `noise.race`, but for their last bits: these only rank guesses, and cost a fifth.
-        return (uniform(keys[:, None], tokens) + 2.0**-53).log_().neg_()[self._column(which)]
+        return token_race(noise, level.depth, tokens)[self._column(which)]
 
     def _drawn_children(self, level: _Level, some: Tensor, nodes: Tensor, count: int) -> Tensor:
         noise = self.noise.take(level.rows.sequence[some])
@@ -380,14 +395,3 @@ def _distinct(q: Tensor, u: Tensor) -> Tensor:
         drawn.append(token.masked_fill(exact.fixed(left.gather(1, token)) == 0, ABSENT))  # nothing was left
         left.scatter_(1, token, 0.0)
     return torch.cat(drawn, 1)
-
-
-def _likeliest_token_wins(params: SamplingParams) -> bool:
-    return params.greedy and not params.penalises and not params.logit_bias
-
-
-def _ranked(params: SamplingParams) -> SamplingParams:
-    """The settings of the draft's law: the request's own, but at temperature 0 all tokens in their order."""
-    if not params.greedy:
-        return params
-    return replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

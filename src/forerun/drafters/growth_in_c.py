@@ -12,6 +12,7 @@ from forerun.core.noise import Purpose, row_key
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget
+from forerun.drafters.host_growth import dynamic_depth
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.feature_head import FeatureHead
 from forerun.models.native.amx import weights_read
@@ -61,7 +62,7 @@ class GrowthInC:
     ) -> DraftTree:
         """`states` [n, H] are what the rows of the text bring that the head has not read, the root's last; `slots` are
         those of the head's text and of the rows behind it."""
-        depth = max(0, min(spec.depth, budget.depth, budget.nodes))
+        depth = dynamic_depth(spec, budget)
         race = None
         if sequence.coupled and not sequence.params.greedy:
             at = sequence.position + 1 + torch.arange(depth)
@@ -69,8 +70,8 @@ class GrowthInC:
             race = Race(keys, sequence.params.temperature)
         text = Text(sequence.tokens[-states.shape[0] :], states, slots, len(sequence.tokens) - 1)
         size = 1 + max(0, min(spec.size, budget.nodes))
-        grown = self._tree(spec).grow(text, race, storage, size, depth, tau, self.least)
-        return DraftTree.of_lists([grown], [sequence.position])
+        tokens, parents, values = self._tree(spec).grow(text, race, storage, size, depth, tau, self.least)
+        return DraftTree.of_lists([(tokens, parents)], [sequence.position], log_values=lambda: [values])
 
     def _tree(self, spec: TreeSpec) -> TreeInC:
         key = spec.width, spec.depth

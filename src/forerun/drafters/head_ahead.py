@@ -98,12 +98,15 @@ class HeadAhead:
 
     def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
         """Whoever finds the cache full, or has states missing, sits out."""
+        # All of them first: what they had reserved is free then.
+        self._settle([sequence for sequence in sequences if sequence.id in self._texts])
+        return self._start(sequences, wanted)
+
+    def _start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
         shifted: list[_Shifted] = []
         room: list[int | None] = []
         states: list[Piece] = []
         taken = 0
-        # All of them first: what they had reserved is free then.
-        self._settle([sequence for sequence in sequences if sequence.id in self._texts])
         for sequence, rows in zip(sequences, wanted, strict=True):
             shifted.append(_Shifted(sequence.id, sequence.tokens[1:] or [0]))
             waiting = self._texts.get(sequence.id)
@@ -139,7 +142,7 @@ class HeadAhead:
         )
         if not all(0 < own <= most for own in unread) or needed > self.cache.free_blocks:
             return None
-        run = self.start(sequences, [rows] * len(sequences))
+        run = self._start(sequences, [rows] * len(sequences))
         return run if all(run.takes_part) else None
 
     def close_rounds(self, sequences: Many[Sequence], read: Many[int], left: Many[int], states: Tensor) -> None:
@@ -166,8 +169,10 @@ class HeadAhead:
             if not self.cache.holds(number):
                 continue
             waiting = self._texts[number]
+            if waiting.run is None:
+                continue
             count = 0
-            if waiting.run is not None and waiting.run.sound:
+            if waiting.run.sound:
                 grown = self.cache.committed(number) + waiting.in_run < length
                 count = waiting.in_run if grown else max(0, waiting.in_run - 1)
             kept[number] = range(count)

@@ -55,6 +55,11 @@ def fits(spec: TreeSpec) -> bool:
     return spec.dynamic and spec.width <= MOST and choice.library() is not None
 
 
+def dynamic_depth(spec: TreeSpec, budget: Budget) -> int:
+    """How deep a dynamic tree may get."""
+    return max(0, min(spec.depth, budget.depth, budget.nodes))
+
+
 def plain_laws(sequences: Many[Sequence]) -> bool:
     """Whether each request takes its tokens from a softmax as it is: the likeliest, or by a race."""
     return all(_plain(sequence.params, sequence.coupled) for sequence in sequences)
@@ -95,13 +100,14 @@ class _Growing:
             self.numbers[node] = start + place
         return [self.tokens[n] for n in self.frontier], [self.numbers[self.parents[n]] for n in self.frontier]
 
-    def kept(self) -> tuple[list[int], list[int]]:
-        """The most valuable nodes and the root, parents before children: values never rise along a path, and a sort
-        that keeps the order of equals leaves a child behind its parent."""
+    def kept(self) -> tuple[list[int], list[int], list[float]]:
+        """The most valuable nodes and the root, with their values, parents before children: values never rise along a
+        path, and a sort that keeps the order of equals leaves a child behind its parent."""
         values = self.values
         order = sorted(range(len(values)), key=lambda i: -values[i])[: self.size]
         places = {node: place for place, node in enumerate(order)}
-        return [self.tokens[n] for n in order], [-1 if n == 0 else places[self.parents[n]] for n in order]
+        parents = [-1 if n == 0 else places[self.parents[n]] for n in order]
+        return [self.tokens[n] for n in order], parents, [values[n] for n in order]
 
 
 def grow_on_host(
@@ -113,7 +119,7 @@ def grow_on_host(
         _Growing(
             sequence.tokens[-1],
             width,
-            max(0, min(spec.depth, budget.depth, budget.nodes)),
+            dynamic_depth(spec, budget),
             1 + max(0, min(spec.size, budget.nodes)),
         )
         for sequence, budget in zip(sequences, budgets, strict=True)
@@ -145,7 +151,12 @@ def grow_on_host(
             if count:
                 tree.expand(places[row : row + count], shares[row : row + count], depth + 1 == tree.depth)
                 row += count
-    return DraftTree.of_lists([tree.kept() for tree in growing], [sequence.position for sequence in sequences])
+    kept = [tree.kept() for tree in growing]
+    return DraftTree.of_lists(
+        [(tokens, parents) for tokens, parents, _ in kept],
+        [sequence.position for sequence in sequences],
+        log_values=lambda: [values for _, _, values in kept],
+    )
 
 
 def _asked(growing: list[_Growing]) -> tuple[list[list[int]], list[list[int]]]:

@@ -14,6 +14,7 @@ noise; several paths of one model begin with its best candidates and go on from 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -24,14 +25,13 @@ from forerun.core import exact
 from forerun.core.drawing import ABSENT, Drawing, iid_children, race_children, top_children
 from forerun.core.history import History
 from forerun.core.law import LawSettings, law
-from forerun.core.noise import Purpose, StepNoise, row_key, uniform
-from forerun.core.params import SamplingParams
+from forerun.core.noise import StepNoise
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import draft_settings, token_race
 from forerun.drafters.draft_model import load_draft
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
-from forerun.drafters.growing import LEAST_BIAS
 from forerun.drafters.level_run import Rows
 from forerun.drafters.none import roots_only
 from forerun.drafters.run_ahead import Run, RunAhead
@@ -150,9 +150,8 @@ class _Step:
         self.positions = self._column(positions)
         self.noise = StepNoise(self._column([sequence.seed for sequence in sequences]), self.positions + 1)
         params = [sequence.params for sequence in sequences]
-        self.settings = _bearable(LawSettings.of(params, self.device))
-        ranked = list(map(_ranked, params))
-        self.first = self.settings if drafter.samples == 1 else _bearable(LawSettings.of(ranked, self.device))
+        self.settings = draft_settings(params, self.device, ranked=False)
+        self.first = self.settings if drafter.samples == 1 else draft_settings(params, self.device, ranked=True)
         self.greedy = [sequence.params.greedy for sequence in sequences]
         self.coupled = [sequence.coupled and not sequence.params.greedy for sequence in sequences]
         self.drawn = [not (greedy or coupled) for greedy, coupled in zip(self.greedy, self.coupled, strict=True)]
@@ -199,13 +198,30 @@ class _Step:
         # Greedy and coupled requests take any tree. Where there are no others nobody reads q: the tree counts as fixed.
         sampled = any(self.drawn)
         depth = max(len(path) for own in texts for path in own)
-        return DraftTree.from_paths(
+        tree = DraftTree.from_paths(
             [sequence.tokens[-1] for sequence in self.sequences],
             texts,
             self.positions,
             Drawing.INDEPENDENT if sampled else Drawing.FIXED,
             q=self._kept(drafted, depth) if sampled else None,
         )
+        return replace(tree, log_values=lambda: self._log_values(tree))
+
+    def _log_values(self, tree: DraftTree) -> list[list[float] | None]:
+        """By the laws that tokens were drawn from; of a token that was drawn several times, by that of the first."""
+        found: list[list[float] | None] = []
+        for b, drawn in enumerate(self.drawn):
+            if not drawn or tree.q is None or tree.q_rows is None:
+                found.append(None)
+                continue
+            values = {0: 0.0}
+            for node, children in enumerate(tree.children[b].tolist()):
+                for rank, child in enumerate(children):
+                    if child >= 0 and child not in values:
+                        law_of_draw = tree.q[b, tree.q_rows[b, node, rank]]
+                        values[child] = values[node] + float(law_of_draw[tree.tokens[b, child]].log())
+            found.append([values.get(node, -math.inf) for node in range(tree.size)])
+        return found
 
     def _kept(self, drafted: list[list[_Drawn]], longest: int) -> Tensor:
         """[B, P · D, V]: row j · D + d is the law behind token d of path j."""
@@ -244,7 +260,8 @@ class _Step:
         for some in self._rows_of(rows, self.coupled):
             noise = self.noise.take(rows.sequence[some])
             if samples > 1:
-                tokens[some] = race_children(q[some], _token_race(noise, self.drafter.vocabulary), samples)
+                race = token_race(noise, 0, torch.arange(self.drafter.vocabulary, device=self.device))
+                tokens[some] = race_children(q[some], race, samples)
             else:
                 tokens[some] = noise.first_arrival(q[some], torch.zeros_like(some))[:, None]
         for some in self._rows_of(rows, self.drawn):
@@ -284,13 +301,6 @@ class _Step:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
-def _token_race(noise: StepNoise, vocabulary: int) -> Tensor:
-    """[B, V] the exponentials of `noise.race` for the first position, but for their last bits: these only rank guesses,
-    and cost a fifth."""
-    keys = row_key(noise.seeds, noise.starts, Purpose.TOKEN)
-    return (uniform(keys[:, None], torch.arange(vocabulary, device=keys.device)) + 2.0**-53).log_().neg_()
-
-
 def _last_equal(paths: Tensor) -> Tensor:
     """[B, S] for paths [B, S, depth]: the last of those that equal it.
 
@@ -301,17 +311,5 @@ def _last_equal(paths: Tensor) -> Tensor:
     return equal.shape[1] - 1 - equal.flip(-1).to(torch.uint8).argmax(-1)
 
 
-def _bearable(settings: LawSettings) -> LawSettings:
-    """A bias of -inf for each token of a small draft vocabulary would leave no law to draw from."""
-    return replace(settings, bias_values=settings.bias_values.clamp_min(LEAST_BIAS))
-
-
 def _until_absent(path: list[int]) -> list[int]:
     return path[: path.index(ABSENT)] if ABSENT in path else path
-
-
-def _ranked(params: SamplingParams) -> SamplingParams:
-    """At temperature 0 all tokens in their order, since a one-hot has a single candidate; else the request's own."""
-    if not params.greedy:
-        return params
-    return replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -31,6 +31,7 @@ from torch import Tensor
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import logs_of
 from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
 from forerun.drafters.find import CHEAP_NODES, MANY_NODES, Setup
 from forerun.drafters.none import roots_only
@@ -94,6 +95,7 @@ class Layout:
     parents: list[int]  # of all rows, the root included
     picks: list[tuple[int, int]]  # for each draft: the depth and the rank of the candidate
     steps: list[int]  # for each look-ahead row: which look-ahead token it reads
+    values: list[float]  # of the root and of each draft: the chance that it is right
 
 
 def falling(accuracies: Many[Many[float]], depths: int, ranks: int) -> list[list[float]]:
@@ -152,7 +154,8 @@ class Planner:
             for step in range(length):
                 parents.append(len(parents) - 1 if step else places[path])
                 steps.append(step)
-        return Layout(parents, [(len(path) - 1, path[-1]) for path in drafts], steps)
+        picks = [(len(path) - 1, path[-1]) for path in drafts]
+        return Layout(parents, picks, steps, [self.values[path] for path in places])
 
     def _length(self, rows: int, longest: int) -> int:
         """Of chains, and with them of the drafts that come of them: few rows are better spent on few depths."""
@@ -230,6 +233,7 @@ class Parallel:
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         trees: list[tuple[list[int], list[int]]] = []
         silent: list[int] = []
+        values: list[list[float]] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
             guesses = self._guesses.get(sequence.id, [])
             layout = self._layout(sequence, budget, len(guesses))
@@ -237,16 +241,18 @@ class Parallel:
             ahead = [self.vocabulary + step for step in layout.steps]
             trees.append(([sequence.tokens[-1], *drafts, *ahead], layout.parents))
             silent.append(len(ahead))
+            values.append(layout.values)
         if all(len(tokens) == 1 for tokens, _ in trees):
             return roots_only(sequences)
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], silent)
+        positions = [sequence.position for sequence in sequences]
+        return DraftTree.of_lists(trees, positions, silent, log_values=logs_of(values))
 
     def _layout(self, sequence: Sequence, budget: Budget, known: int) -> Layout:
         """Where guesses for `known` depths are there."""
         room = self.context_length - 1 - sequence.position
         depth = min(known, budget.depth, room)
         if budget.nodes < 1 or budget.depth < 1:
-            return Layout([-1], [], [])
+            return Layout([-1], [], [], [1.0])
         longest = min(self.plan.depth, budget.depth)
         # Behind a node at depth d comes the target's own token. What row j there guesses is the (d + 1 + j)th token
         # from here, and then another one of the target's own must have room: d + j + 2 ≤ remaining.

@@ -17,6 +17,7 @@ import numpy as np
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import logs_of
 from forerun.drafters.datastore import DEPTH, Datastore, Match
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import CHEAP_NODES, Setup
@@ -89,6 +90,8 @@ class _Nodes:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=lambda: [1.0])
+    """Of the root and of them: the chance that they are right."""
     length: int = 0
     """Of the match."""
     known: set[int] = field(default_factory=set)
@@ -119,7 +122,8 @@ class Retrieval:
             ([sequence.tokens[-1], *nodes.tokens], [-1, *nodes.parents])
             for sequence, nodes in zip(sequences, found, strict=True)
         ]
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
+        values = logs_of([nodes.values for nodes in found])
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], log_values=values)
 
     def observe(self, observations: Many[Observation]) -> None:
         """The store does not change; how far it can be trusted does."""
@@ -164,6 +168,7 @@ class Retrieval:
         above = np.searchsorted(starts, starts[order] - count, "right") - 1
         places = {-1: 0}
         nodes = _Nodes(length=match.length, known=set(text[alive[:, 0], 0].tolist()))
+        nodes.values += (weights[order] * (trust / count)).tolist()
         for node, parent, start in zip(order.tolist(), above.tolist(), starts[order].tolist(), strict=True):
             level, row = divmod(start, count)
             nodes.parents.append(places[parent])

@@ -20,6 +20,7 @@ from pathlib import Path
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import logs_of
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import CHEAP_NODES, Setup
 from forerun.drafters.none import roots_only
@@ -91,7 +92,8 @@ class Suffix:
         if all(len(guess.tokens) == 1 for guess in guesses):
             return roots_only(sequences)
         trees = [(guess.tokens, guess.parents) for guess in guesses]
-        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences])
+        values = logs_of([guess.values for guess in guesses])
+        return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], log_values=values)
 
     def values(self, sequence: Sequence) -> list[float]:
         """For each node of the last tree of a sequence the chance that it is accepted; 1 for the root."""

@@ -2,8 +2,8 @@
 
 A learned head drafts where the target checks, so a round can tell the next all it needs without the host
 (`drafters/rounds.py`). One round is always under way while the host reads what the one before took: what it does for
-every text costs nothing then. When a text ends, the round that is under way is the last; what that text was given in
-it is dropped, as drafts are that were accepted beyond an end.
+every text costs nothing then. When texts have ended, or somebody wants to join, the round that is under way is the
+last; what a text was given after its end is dropped, as drafts are that were accepted beyond it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ from forerun.models.target import TargetModel
 from forerun.models.transformer import Transformer
 from forerun.verify.rule import all_rules
 
-MOST_ROUNDS = 4
-"""Of a run: what they take comes to its readers together, and who arrives waits for its end."""
+MOST_ROUNDS = 8
+"""Of a run: what they take comes to its readers together."""
+ENDED = 8
+"""A run goes on while less than one in so many texts have ended: for them it works in vain, but to begin another run
+takes the host as long as the device a round, with many texts."""
 
 
 class DraftingAhead:
@@ -133,19 +136,21 @@ class Run:
     counts: list[list[int]] = field(default_factory=list)
     """Of each round, and in it of each text: the rows that stay."""
 
+    def __post_init__(self) -> None:
+        self.nodes = min(self._limit(turn).nodes for turn in self.turns)
+        """That are drafted for each text in a round."""
+        self.rows = 1 + self.spec.size
+        """Of each text in a round."""
+
     def stop(self) -> None:
         """The round that is under way is the last."""
         self.most = 0
 
     @property
-    def nodes(self) -> int:
-        """That are drafted for each text in a round."""
-        return min(self.spec.size, *(self._limit(turn).nodes for turn in self.turns))
-
-    @property
-    def rows(self) -> int:
-        """Of each text in a round."""
-        return 1 + self.spec.size
+    def worn(self) -> bool:
+        """Whether so many texts have ended that others should take their places."""
+        ended = sum(turn.job.sequence.finish_reason is not None for turn in self.turns)
+        return ended * ENDED >= max(len(self.turns), 1)
 
     def rounds(self, clock: Clock, meanwhile: Callable[[], None]) -> Iterator[list[Decision]]:
         rounds = self._begin()

@@ -89,14 +89,14 @@ class Engine:
         self._ahead = DraftingAhead.of(target, drafter, self.cache)
         self.meanwhile: Callable[[], None] | None = None
         """Called in every step: on an accelerator while it works, so that what it does costs nothing there."""
+        self.called: Callable[[], bool] = bool
+        """Whether somebody waits for the step to end, to add a request or to cancel one: it is kept short then."""
         self.statistics = Statistics()
         self.history = History(target.vocab_size, target.device)
         self._settings = SettingsMemo()
         self._jobs: dict[int, list[Job]] = {}
         self._cancelled: list[Update] = []
-        self._sequences = 0
-        self._requests = 0
-        self._steps = 0
+        self._sequences = self._requests = self._steps = 0
 
     @property
     def context_length(self) -> int:
@@ -274,7 +274,7 @@ class Engine:
         try:
             for decisions in run.rounds(clock, self._go_on_meanwhile):
                 gained.append([self._take(*each, run.nodes) for each in zip(turns, decisions, given, strict=True)])
-                if any(turn.job.sequence.finish_reason for turn in turns):
+                if run.worn or self.called():
                     run.stop()
         except BaseException:
             self.cache.abandon()

@@ -22,6 +22,7 @@ def records(
 ) -> list[SequenceRecord]:
     """One for each turn; updates are known by the place of their turn."""
     made = []
+    told = [] if tree is None else tree.confidences()
     deciding = 0
     for place, turn in enumerate(turns):
         job = turn.job
@@ -29,11 +30,14 @@ def records(
         parents: list[int] = []
         accepted: list[int] = []
         silent = 0
+        confidences: list[float] | None = None
         if turn.budget is not None and tree is not None:
             places = {node: row for row, node in enumerate(packed.nodes[deciding])}
             tokens, parents = packed.drafted(deciding)
             accepted = [places[node] for node in decisions[deciding].path]
             silent = packed.silent[deciding]
+            own = told[deciding]
+            confidences = None if own is None else [own[node] for node in packed.nodes[deciding][: len(tokens)]]
             deciding += 1
         update = updates.get(place)
         made.append(
@@ -51,6 +55,7 @@ def records(
                 kinds=list(update.kinds) if update else [],
                 finish_reason=job.sequence.finish_reason,
                 silent=silent,
+                confidences=confidences,
             )
         )
     return made

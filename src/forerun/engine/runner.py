@@ -37,9 +37,11 @@ class Steps(Protocol):
 
 @runtime_checkable
 class WorksApart(Protocol):
-    """An engine that calls `meanwhile` in every step, at a moment when others can be seen to at no cost."""
+    """An engine that calls `meanwhile` in every step, at a moment when others can be seen to at no cost, and that asks
+    in a long step whether it is `called`."""
 
     meanwhile: Callable[[], None] | None
+    called: Callable[[], bool]
 
 
 class Handle:
@@ -270,6 +272,7 @@ def _work(engine: Steps, desk: _Desk) -> None:
 
     if isinstance(engine, WorksApart):
         engine.meanwhile = tell
+        engine.called = lambda: bool(desk.arrivals or desk.cancels or desk.closing)
     try:
         while not desk.closing:
             if not engine.has_work or not isinstance(engine, WorksApart):

@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
 
-from forerun.core.sequence import Sequence
 from forerun.core.step_record import SequenceRecord, StepRecord
-from forerun.core.tree import DraftTree
-from forerun.drafters.combine import Confident
-from forerun.drafters.drafter import Budget, Drafter
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request, TokenLogprob, Update
 from forerun.engine.scoring import score
 from forerun.engine.statistics import Statistics
 
-Watch = Callable[[StepRecord, SequenceRecord, list[float] | None], None]
-"""Told, in the engine's thread, what a step did to a text, and how sure the drafter was of each node, if it says so;
-before its update comes."""
+Watch = Callable[[StepRecord, SequenceRecord], None]
+"""Told, in the engine's thread, what a step did to a text, before its update comes."""
 PLAIN = "none"
 log = logging.getLogger("forerun.serve")
 
@@ -47,26 +40,6 @@ class Watched:
     open: set[int]
 
 
-class Overheard:
-    """A drafter that knows how good its drafts are, and is listened to: what it says is kept until the step is told."""
-
-    def __init__(self, drafter: Confident) -> None:
-        self.drafter = drafter
-        self.said: dict[tuple[int, tuple[int, ...]], list[float]] = {}
-        """By the position of the root and the tokens of the tree."""
-
-    def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
-        tree = cast("Drafter", self.drafter).draft(sequences, budgets)
-        self.said = {
-            (sequence.position, tuple(tokens)): self.drafter.values(sequence)
-            for sequence, (_, tokens, _) in zip(sequences, tree.lists(), strict=True)
-        }
-        return tree
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.drafter, name)
-
-
 @dataclass
 class Bench:
     """One engine, and who watches it."""
@@ -76,19 +49,12 @@ class Bench:
 
     def listen(self, listening: bool) -> None:
         """A trace makes a device look at every token, so there is none while nobody reads it."""
-        drafter: Any = self.engine.drafter
-        if listening and isinstance(drafter, Confident) and not isinstance(drafter, Overheard):
-            self.engine.drafter = cast("Drafter", Overheard(drafter))
-        elif not listening and isinstance(drafter, Overheard):
-            self.engine.drafter = cast("Drafter", drafter.drafter)
         self.engine.trace = self.trace if listening else None
 
     def trace(self, record: StepRecord) -> None:
-        drafter: Any = self.engine.drafter
-        said = drafter.said if isinstance(drafter, Overheard) else {}
         for part in record.sequences:
             if part.request in self.watched:
-                self.watched[part.request].watch(record, part, said.get((part.position, tuple(part.tokens))))
+                self.watched[part.request].watch(record, part)
 
     def add(self, request: Asked) -> int:
         if request.scored is not None:

@@ -14,8 +14,6 @@ from forerun.serve.tokens import TokenTexts
 class Step:
     record: StepRecord
     part: SequenceRecord
-    sure: list[float] | None
-    """For each node the chance that it is accepted, as its drafter saw it."""
 
 
 class StepLog:
@@ -25,8 +23,8 @@ class StepLog:
         self.drafter = drafter
         self._parts: list[deque[Step]] = [deque() for _ in range(texts)]
 
-    def watch(self, record: StepRecord, part: SequenceRecord, sure: list[float] | None) -> None:
-        self._parts[part.index].append(Step(record, part, sure))
+    def watch(self, record: StepRecord, part: SequenceRecord) -> None:
+        self._parts[part.index].append(Step(record, part))
 
     def take(self, index: int, tokens: list[int]) -> list[Step]:
         """The steps up to the one that committed these tokens; the engine may be further."""
@@ -47,7 +45,7 @@ def _told(step: Step, place: int, drafter: str, texts: TokenTexts) -> dict[str, 
     """Without the root, which every tree has: places and parents are those among the drafts."""
     record, part = step.record, step.part
     drafted = part.tokens[1:]
-    sure = [None] * len(drafted) if step.sure is None else [round(value, 4) for value in step.sure[1:]]
+    sure = part.confidences
     return {
         "step": record.step,
         "index": place,
@@ -56,7 +54,7 @@ def _told(step: Step, place: int, drafter: str, texts: TokenTexts) -> dict[str, 
         "tokens": drafted,
         "texts": [texts.text(token) for token in drafted],
         "parents": [parent - 1 for parent in part.parents[1:]],
-        "confidences": sure,
+        "confidences": [None] * len(drafted) if sure is None else [round(share, 4) for share in sure[1:]],
         "accepted": [node - 1 for node in part.accepted],
         "committed": part.committed,
         "committed_texts": [texts.text(token) for token in part.committed],

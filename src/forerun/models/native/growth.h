@@ -34,6 +34,7 @@ typedef struct {
     int64_t *tokens, *parents, *numbers;  /* [1 + width + width² (depth - 1)] of all nodes that grew */
     double *values;           /* the same */
     int64_t *kept_tokens, *kept_parents;  /* [size] */
+    double *kept_values;
 } Growth;
 
 typedef struct {
@@ -230,6 +231,7 @@ void forerun_grow(const Model *m, Pass *p, const Growth *g) {
     for (int64_t i = 0; i < kept; i++) {
         int64_t node = ranked[i].node;
         g->kept_tokens[i] = g->tokens[node];
+        g->kept_values[i] = g->values[node];
         g->kept_parents[i] = node ? g->numbers[g->parents[node]] : -1; /* now: where the parent was kept */
         g->numbers[node] = i;
     }

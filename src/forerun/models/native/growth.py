@@ -25,7 +25,8 @@ Growth = amx.structure(
     "Growth",
     "joined, *embedding, *fc, *fc_scales, *token_norm, *state_norm, width, depth, size, length, unread, *text, "
     "*brought, *slots, *cosine, *sine, *candidates, *ids, *temperature, *keys, *raced, *tau, ~least, *states, *joint, "
-    "*paths, *scratch, *shares, *places, *tokens, *parents, *numbers, *values, *kept_tokens, *kept_parents",
+    "*paths, *scratch, *shares, *places, *tokens, *parents, *numbers, *values, *kept_tokens, *kept_parents, "
+    "*kept_values",
 )
 
 
@@ -138,13 +139,14 @@ class TreeInC:
             values=whole("values", grown, dtype=torch.float64),
             kept_tokens=whole("kept_tokens", grown),
             kept_parents=whole("kept_parents", grown),
+            kept_values=whole("kept_values", grown, dtype=torch.float64),
         )
 
     def grow(
         self, text: Text, race: Race | None, storage: Storage, size: int, depth: int, tau: float, least: float = 0.0
-    ) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the tree, `size` nodes with the root and `depth` levels at most; it ends before a level
-        that the text gets to with a chance below `least`."""
+    ) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, parents and log values of the tree, `size` nodes with the root and `depth` levels at most; it ends
+        before a level that the text gets to with a chance below `least`."""
         assert storage.whole is not None
         assert depth <= self.depth
         unread, states = len(text.tokens), text.states.contiguous()
@@ -171,7 +173,7 @@ class TreeInC:
         self.call(ctypes.byref(self.head.model), ctypes.byref(run), ctypes.byref(growth))
         tokens: list[int] = kept["kept_tokens"][:size].tolist()
         count = tokens.index(-1) if -1 in tokens else size
-        return tokens[:count], kept["kept_parents"][:count].tolist()
+        return tokens[:count], kept["kept_parents"][:count].tolist(), kept["kept_values"][:count].tolist()
 
     def _room(self, threads: int, keys: int) -> None:
         """Scratch for so many threads and keys, and as many positions; twice as much as needed, since texts grow."""
