@@ -69,6 +69,7 @@ GREEDY = (
     Case("draft", "dynamic:10,6,60"),
 )
 SAMPLED = (
+    Case("eagle3", "dynamic:8,8,60", "", 1.0, True),
     Case("eagle3", "dynamic:10,6,60", "", 1.0, True),
     Case("eagle3", "dynamic:10,6,60", "sample_match", 1.0),
     Case("eagle3", "dynamic:10,6,60", "recursive_fixed", 1.0),

@@ -105,7 +105,7 @@ def _measure(
         with tempfile.TemporaryDirectory() as place:
             heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
             for batch in map(int, given.batches.split(",")):
-                count = {1: 20, 8: 32}.get(batch, 64)
+                count = min(len(every), {1: 20, 8: 48}.get(batch, 3 * batch))
                 asked_of = every[:: len(every) // count][:count]
                 add("heads", texts.with_heads(measured, asked_of, others, heads, greedy, sampled, batch))
     if measured.name == "135M":

@@ -30,10 +30,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "multi_draft": ("multi_draft", {"models": "short", "samples": 2, "length": 3}),
 }
 TREES = {
-    1: ("dynamic:10,6,60", "dynamic:8,6,31", "dynamic:6,5,15"),
-    8: ("dynamic:6,5,15", "dynamic:4,4,7"),
-    32: ("dynamic:4,4,7", "dynamic:3,3,5"),
-    64: ("dynamic:3,3,3", "dynamic:3,3,5"),
+    1: ("dynamic:10,6,60", "dynamic:10,7,63", "dynamic:8,6,31"),
+    8: ("dynamic:6,5,15", "dynamic:5,5,11", "dynamic:4,4,7"),
+    32: ("dynamic:4,4,7", "dynamic:3,4,5", "dynamic:3,3,3"),
+    64: ("dynamic:3,3,3", "dynamic:2,3,3", "dynamic:2,2,2"),
 }
 """Of trained drafters, by the number of texts in a batch: with the root they fill the rows of a captured pass."""
 ADAPTIVE = ", adaptive"
