@@ -30,10 +30,10 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "multi_draft": ("multi_draft", {"models": "short", "samples": 2, "length": 3}),
 }
 TREES = {
-    1: ("dynamic:10,6,60", "dynamic:10,7,63", "dynamic:8,6,31"),
-    8: ("dynamic:6,5,15", "dynamic:5,5,11", "dynamic:4,4,7"),
-    32: ("dynamic:4,4,7", "dynamic:3,4,5", "dynamic:3,3,3"),
-    64: ("dynamic:3,3,3", "dynamic:2,3,3", "dynamic:2,2,2"),
+    1: ("dynamic:10,6,60", "dynamic:10,7,63"),
+    8: ("dynamic:6,5,15", "dynamic:5,5,11"),
+    32: ("dynamic:4,4,7", "dynamic:3,3,3"),
+    64: ("dynamic:3,3,3",),
 }
 """Of trained drafters, by the number of texts in a batch: with the root they fill the rows of a captured pass."""
 ADAPTIVE = ", adaptive"
@@ -49,6 +49,9 @@ class Record:
     seconds: list[float] = field(default_factory=list)
     passes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
+    writing: float = 0.0
+    """Seconds of the steps that read no prompt, and the tokens that they wrote."""
+    written: int = 0
 
 
 def start(measured: Measured, name: str, batch: int, others: list[Question]) -> LLM:
@@ -134,16 +137,24 @@ def measure(
 
 
 def _answer(llm: LLM, record: Record, group: list[Question], settings: SamplingParams) -> None:
-    before = llm.statistics.as_dict()
+    before = _counted(llm)
     torch.cuda.synchronize()
     started = time.perf_counter()
     done = llm.generate([question.turns[0] for question in group], settings)
     record.seconds.append(time.perf_counter() - started)
     record.tokens += [each.token_ids for each in done]
-    after = llm.statistics.as_dict()
+    after = _counted(llm)
     record.passes += after["target_passes"] - before["target_passes"]
+    record.writing += after["writing"] - before["writing"]
+    record.written += after["written"] - before["written"]
     for phase, spent in after["seconds_by_phase"].items():
         record.phases[phase] = record.phases.get(phase, 0.0) + spent - before["seconds_by_phase"][phase]
+
+
+def _counted(llm: LLM) -> dict[str, Any]:
+    found = llm.statistics
+    writing = {"writing": found.total_seconds - found.seconds_reading, "written": found.tokens - found.tokens_reading}
+    return {**found.as_dict(), **writing}
 
 
 def _row(
@@ -175,6 +186,7 @@ def _row(
         "tokens_per_second": total / sum(record.seconds),
         "tokens_per_pass": total / max(1, record.passes),
         "speedup": total / sum(record.seconds) / (sum(map(len, plain.tokens)) / sum(plain.seconds)),
+        "speedup_writing": record.written / record.writing / (plain.written / plain.writing),
         "median_ratio": statistics.median(b / a for a, b in pairs),
         "shares": {phase: seconds / spent for phase, seconds in record.phases.items()},
         "identical": len(questions) - len(differences),
@@ -206,11 +218,11 @@ def _difference(judge: LLM, prompt: str, own: list[int], right: list[int]) -> di
 
 def _line(row: dict[str, Any]) -> str:
     shares = ", ".join(f"{phase} {100 * share:.1f}%" for phase, share in row["shares"].items())
-    gaps = [difference["gap"] for difference in row["differences"]]
+    gaps = [None if each["gap"] is None else round(each["gap"], 3) for each in row["differences"]]
     return (
         f"{row['model']:>5} batch {row['batch']:2} {row['drafter']:<19} {row['tokens_per_second']:8.1f} tokens/s, "
-        f"{row['tokens_per_pass']:.2f} a pass, {row['speedup']:.2f}×; {row['identical']}/{row['answers']} "
-        f"identical, gaps {[None if gap is None else round(gap, 3) for gap in gaps]}; {shares}"
+        f"{row['tokens_per_pass']:.2f} a pass, {row['speedup']:.2f}× ({row['speedup_writing']:.2f}× between prompts); "
+        f"{row['identical']}/{row['answers']} identical, gaps {gaps}; {shares}"
     )
 
 

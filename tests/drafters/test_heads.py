@@ -19,7 +19,6 @@ from forerun.drafters.find import make_drafter
 from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.drafters.trained_folder import Calibration
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.drafters.waiting_states import Waiting
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.batch import Batch, Segment
@@ -154,14 +153,18 @@ def test_drafts_are_those_of_the_slow_way(method: str, tree: str, vocabulary: bo
 
 
 @pytest.mark.parametrize("method", FEATURE)
-def test_what_is_seen_of_a_long_text_is_read_at_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows", [512, 11])
+def test_what_is_seen_of_long_texts_is_read_at_once(method: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all of them together, in as many passes as it takes."""
     monkeypatch.setitem(head_ahead.MOST_WAITING, "cpu", 5)
+    monkeypatch.setattr(head_ahead, "PASS_ROWS", rows)
     read: list[int] = []
     reading = head_ahead.HeadAhead._read
 
-    def counted(ahead: head_ahead.HeadAhead, text: Sequence, waiting: Waiting) -> None:
-        read.append(waiting.rows)
-        reading(ahead, text, waiting)
+    def counted(ahead: head_ahead.HeadAhead, texts: Many[Sequence]) -> None:
+        read.extend(ahead._texts[text.id].rows for text in texts)
+        reading(ahead, texts)
+        assert all(ahead._texts[text.id].rows == 1 for text in texts)
 
     monkeypatch.setattr(head_ahead.HeadAhead, "_read", counted)
     test_drafts_are_those_of_the_slow_way(method, "dynamic:3,3,7", False)

@@ -218,6 +218,23 @@ def test_a_request_limits_what_is_drafted(draft: dict[str, int], rounds: list[in
         assert len(statistics.offered_by_depth) <= 2
 
 
+def test_who_may_not_draft_goes_along(rounds: list[int]) -> None:
+    allowed = (None, 0, 6)
+    requests = [request(n, 20, draft={"nodes": nodes}, **GREEDY) for n, nodes in enumerate(allowed)]
+    model = target()
+    engine = Engine(model, drafter(model), slots=512)
+    numbers = [engine.add(each) for each in requests]
+    drafted: dict[int, int] = {}
+    texts: dict[int, list[int]] = {number: [] for number in numbers}
+    while engine.has_work:
+        for update in engine.step():
+            texts[update.request] += update.tokens
+            drafted[update.request] = update.statistics.drafted
+    assert [texts[number] for number in numbers] == plain(requests)
+    assert rounds
+    assert [bool(drafted[number]) for number in numbers] == [True, False, True]
+
+
 def test_a_text_that_ends_within_a_run_ends_there() -> None:
     """By its length, by a token, and by the context's end."""
     whole = plain([request(1, 60, **GREEDY)])[0]

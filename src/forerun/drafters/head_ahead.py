@@ -79,10 +79,11 @@ class HeadAhead:
         if not taken:
             return
         pieces = self._pieces([seen.features for seen, _ in taken])
-        for (seen, waiting), piece in zip(taken, pieces, strict=True):
+        for (_, waiting), piece in zip(taken, pieces, strict=True):
             waiting.add(piece)
-            if waiting.rows > self._most_waiting:
-                self._read(seen.sequence, waiting)
+        long = [seen.sequence for seen, waiting in taken if waiting.rows > self._most_waiting]
+        if long:
+            self._read(long)
 
     def _pieces(self, features: Many[Mapping[int, Tensor]]) -> list[Piece]:
         """The states of each text, of all of which the head will make what it reads in one go."""
@@ -180,36 +181,37 @@ class HeadAhead:
             waiting.run, waiting.in_run = None, 0
         self.cache.commit(kept)
 
-    def _read(self, sequence: Sequence, waiting: Waiting) -> None:
-        """Read the observed states, but for the last: its row is the root's of the next run."""
-        number = sequence.id
-        self._settle([sequence])
-        while waiting.rows > 1:
-            rows = min(PASS_ROWS, waiting.rows - 1)
-            if self.cache.blocks_for(number, rows) > self.cache.free_blocks:
-                self._drop(number)
+    def _read(self, sequences: Many[Sequence]) -> None:
+        """Read the observed states, but for the last of each text: its row is the root's of the next run."""
+        self._settle(sequences)
+        while True:
+            segments: list[Segment] = []
+            states: list[Tensor] = []
+            left = PASS_ROWS
+            for sequence in sequences:
+                number, waiting = sequence.id, self._texts.get(sequence.id)
+                rows = 0 if waiting is None else min(left, waiting.rows - 1)
+                if waiting is None or rows < 1:
+                    continue
+                if self.cache.blocks_for(number, rows) > self.cache.free_blocks:
+                    self._drop(number)
+                    continue
+                self.cache.reserve(number, rows)
+                context, own = self.cache.slots(number)
+                start = context.shape[0]
+                tokens = torch.tensor(sequence.tokens[start + 1 : start + 1 + rows])
+                places, blocks = torch.arange(start, start + rows), self.cache.blocks(number)
+                segments.append(Segment(number, tokens, places, None, context, own, 0, blocks=blocks))
+                states.append(waiting.first(rows))
+                waiting.drop(rows)
+                left -= rows
+            if not segments:
                 return
-            self.cache.reserve(number, rows)
-            context, own = self.cache.slots(number)
-            start = context.shape[0]
-            tokens = torch.tensor(sequence.tokens[start + 1 : start + 1 + rows])
-            segment = Segment(
-                number,
-                tokens,
-                torch.arange(start, start + rows),
-                None,
-                context,
-                own,
-                0,
-                blocks=self.cache.blocks(number),
-            )
-            batch = Batch.pack([segment], features=waiting.first(rows))
-            self.model.forward_rows(batch, self.cache.storage)
-            self.cache.commit({number: range(rows)})
-            waiting.drop(rows)
+            self.model.forward_rows(Batch.pack(segments, features=torch.cat(states)), self.cache.storage)
+            self.cache.commit({segment.sequence: range(segment.rows) for segment in segments})
 
 
-def within(spec: TreeSpec, nodes: int) -> TreeSpec:
+def _within(spec: TreeSpec, nodes: int) -> TreeSpec:
     """A dynamic tree that grows no wider and no deeper than `nodes` call for, which are rounded: every tree is captured
     on its own."""
     width, depth, size = spec.numbers
@@ -246,7 +248,7 @@ class HeadRun(Run):
             return None
         members = [b for b, part in enumerate(self.takes_part) if part]
         drafting = [sequences[b] for b in members]
-        spec = within(spec, max(budget.nodes for budget in budgets))
+        spec = _within(spec, max(budget.nodes for budget in budgets))
         self.sound = False
         tree = self._ahead.on_device.grow(spec, batch, drafting, [budgets[b] for b in members], tau)
         self.sound = True

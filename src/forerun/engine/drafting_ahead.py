@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from forerun.core.transfer import Homeward
 from forerun.core.tree import DraftTree
 from forerun.drafters.device_growth import fits, races
 from forerun.drafters.drafter import Budget, Drafter
-from forerun.drafters.head_ahead import HeadAhead, HeadRun, within
+from forerun.drafters.head_ahead import HeadAhead, HeadRun
 from forerun.drafters.host_growth import plain_laws
 from forerun.drafters.rounds import Choose, Rounds, RoundsOf
 from forerun.drafters.trained import FeatureDrafter
@@ -31,7 +31,6 @@ from forerun.engine.judge import Decision, takes_the_likeliest
 from forerun.engine.laws import SettingsMemo
 from forerun.engine.scheduler import Turn
 from forerun.engine.statistics import Clock
-from forerun.kernels.kernel import power_of_two
 from forerun.models.cache import KVCache
 from forerun.models.static.buffers import rounded_texts
 from forerun.models.static.rows import Result
@@ -44,6 +43,9 @@ MOST_ROUNDS = 8
 ENDED = 8
 """A run goes on while less than one in so many texts have ended: for them it works in vain, but to begin another run
 takes the host as long as the device a round, with many texts."""
+
+SMALLER = (1, 2, 3, 4, 6, 7, 11, 15, 23, 31, 47, 63)
+"""Sizes of trees where a text may not have all that its drafter likes. Each is captured on its own."""
 
 
 class DraftingAhead:
@@ -96,14 +98,19 @@ class DraftingAhead:
         return Run(self, list(turns), spec, reading, most, way, settings)
 
     def _spec(self, turns: Many[Turn]) -> TreeSpec | None:
-        """The tree that all of them may have."""
+        """The tree that all of them may have who may have one; the others' rows are there as well, and come to
+        nothing."""
         if any(turn.budget is None or turn.chain or turn.forced for turn in turns):
             return None
-        nodes = min(0 if turn.budget is None else turn.budget.nodes for turn in turns)
+        allowed = [turn.budget.nodes for turn in turns if turn.budget is not None and turn.budget.nodes]
         spec = self.drafter.spec
-        if not nodes or not fits(spec) or spec.width > self.head.model.vocab_size:
+        if 2 * len(allowed) < len(turns) or not fits(spec) or spec.width > self.head.model.vocab_size:
             return None
-        return spec if spec.size <= nodes else within(spec, power_of_two(nodes + 2) // 2 - 1)
+        nodes = min(allowed)
+        if spec.size <= nodes:
+            return spec
+        size = max(size for size in SMALLER if size <= nodes)
+        return replace(spec, numbers=(min(spec.width, size), min(spec.depth, size), size))
 
 
 LIKELIEST = "likeliest"
@@ -137,7 +144,7 @@ class Run:
     """Of each round, and in it of each text: the rows that stay."""
 
     def __post_init__(self) -> None:
-        self.nodes = min(self._limit(turn).nodes for turn in self.turns)
+        self.nodes = [self._limit(turn).nodes for turn in self.turns]
         """That are drafted for each text in a round."""
         self.rows = 1 + self.spec.size
         """Of each text in a round."""
@@ -189,7 +196,7 @@ class Run:
         assert turn.budget is not None
         depth = turn.job.draft.depth
         nodes = min(self.spec.size, turn.budget.nodes)
-        return Budget(nodes, self.spec.depth if depth is None else min(self.spec.depth, depth))
+        return Budget(nodes, min(nodes, self.spec.depth if depth is None else min(self.spec.depth, depth)))
 
     def _choose(self, rounds: Rounds) -> Choose:
         device, count = rounds.head.device, len(self.turns)

@@ -184,7 +184,7 @@ class Engine:
         with clock.phase("draft", learning=True):
             self.drafter.observe(observations)
         clock.stop()
-        self._count(turns, packed, clock.seconds, used)
+        self._count(turns, packed, clock.seconds, used, sum(len(update.tokens) for update in updates.values()))
         usual = clock.undisturbed and not any(turn.chain or turn.forced for turn in turns)
         if self.controller is not None and tree is not None and usual:
             drafted = [len(nodes) - 1 for nodes in packed.nodes]
@@ -273,7 +273,7 @@ class Engine:
         gained: list[list[int]] = []
         try:
             for decisions in run.rounds(clock, self._go_on_meanwhile):
-                gained.append([self._take(*each, run.nodes) for each in zip(turns, decisions, given, strict=True)])
+                gained.append([self._take(*each) for each in zip(turns, decisions, given, run.nodes, strict=True)])
                 if run.worn or self.called():
                     run.stop()
         except BaseException:
@@ -287,7 +287,7 @@ class Engine:
             numbers, seconds = [turn.job.sequence.id for turn in turns], sum(clock.seconds.values()) / len(gained)
             for taken in gained:
                 if all(taken):  # else somebody had ended before
-                    self.controller.observe(numbers, [run.nodes] * len(turns), taken, seconds)
+                    self.controller.observe(numbers, run.nodes, taken, seconds)
         return updates
 
     def _take(self, turn: Turn, decision: Decision, given: Given, drafted: int) -> int:
@@ -336,9 +336,7 @@ class Engine:
         for place, turn in enumerate(turns):
             job, sequence = turn.job, turn.job.sequence
             start = self.cache.committed(sequence.id)
-            rows = list(range(turn.chain))
-            count = 0
-            said = None
+            rows, count, said = list(range(turn.chain)), 0, None
             if turn.budget is not None:
                 said = None if checked is None else checked[deciding]
                 decision, nodes = decisions[deciding], packed.nodes[deciding]
@@ -384,8 +382,11 @@ class Engine:
 
     # --- telling -----------------------------------------------------------------------------------------------
 
-    def _count(self, turns: list[Turn], packed: Packed, seconds: dict[str, float], used: float) -> None:
+    def _count(self, turns: list[Turn], packed: Packed, seconds: dict[str, float], used: float, tokens: int) -> None:
         self.statistics.count_step(seconds, used)
+        if any(turn.budget is None or turn.chain for turn in turns):
+            self.statistics.seconds_reading += sum(seconds.values())
+            self.statistics.tokens_reading += tokens
         self.statistics.rows += packed.batch.rows
         for turn, rows in zip(turns, packed.batch.counts, strict=True):
             turn.job.statistics.count_step(seconds, used)

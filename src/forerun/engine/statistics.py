@@ -88,6 +88,10 @@ class Statistics:
     """The largest share of the cache in use, by all texts together."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     """Of all steps it took part in."""
+    seconds_reading: float = 0.0
+    """Of a whole run: of the steps that also read a prompt."""
+    tokens_reading: int = 0
+    """And the tokens committed in those."""
     offered_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     began: float | None = None
