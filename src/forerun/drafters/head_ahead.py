@@ -134,14 +134,18 @@ class HeadAhead:
         return run
 
     def open_rounds(self, sequences: Many[Sequence], most: int, rows: int) -> HeadRun | None:
-        """With room for `rows` behind what is unread; None where somebody has more than `most` rows unread, or could
-        not take part. Nothing is read yet."""
-        self._settle([sequence for sequence in sequences if sequence.id in self._texts])
+        """With room for `rows` behind what is unread, which is brought down to `most` rows of each text; None where
+        somebody could not take part. The roots are not read yet."""
+        seen = [sequence for sequence in sequences if sequence.id in self._texts]
+        self._settle(seen)
+        long = [sequence for sequence in seen if self._texts[sequence.id].rows > most]
+        if long:
+            self._read(long)
         unread = [self._texts[sequence.id].rows if sequence.id in self._texts else 0 for sequence in sequences]
         needed = sum(
             self.cache.blocks_for(sequence.id, own + rows) for sequence, own in zip(sequences, unread, strict=True)
         )
-        if not all(0 < own <= most for own in unread) or needed > self.cache.free_blocks:
+        if not all(unread) or needed > self.cache.free_blocks:
             return None
         run = self._start(sequences, [rows] * len(sequences))
         return run if all(run.takes_part) else None
