@@ -2,8 +2,8 @@
 
     python -m benchmarks.cards
 
-writes README.md into the folders of drafters, from their manifests and results/trained.json. `--check` changes nothing
-and fails if one is stale.
+writes README.md into the folders of drafters, from their manifests and what `benchmarks.trained`
+measured. `--check` changes nothing and fails if one is stale.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TRAINED = ROOT / "src" / "forerun" / "trained"
-RESULTS = ROOT / "results" / "trained.json"
+RESULTS = [ROOT / "results" / name for name in ("trained.json", "trained-few.json")]
+"""Of all questions, and of some on a CPU where that is all there is."""
 PAPERS = {
     "blockwise": "blockwise parallel decoding (Stern et al., 2018)",
     "draft": "a small transformer distilled from the target, for `draft_model`",
@@ -29,23 +30,26 @@ PAPERS = {
 }
 
 
+NAMES = {"draft": "draft_model"}
+
+
 def folders() -> Iterator[Path]:
     yield from sorted(path.parent for path in TRAINED.glob("*/*/forerun.json"))
 
 
-def card(folder: Path, rows: list[Mapping[str, Any]], commit: str) -> str:
+def card(folder: Path, results: list[Mapping[str, Any]]) -> str:
     manifest = json.loads((folder / "forerun.json").read_text("utf-8"))
     method, target = manifest["method"], manifest["target"]["name"]
     size = (folder / "model.safetensors").stat().st_size / 2**20
     parts = [
         f"# {method} for {target}",
         f"{PAPERS[method][:1].upper()}{PAPERS[method][1:]}. {size:.1f} MiB. Used by name:",
-        f"    forerun generate --model {target} --drafter {method} --prompt '…'",
+        f"    forerun generate --model {target} --drafter {NAMES.get(method, method)} --prompt '…'",
         "It changes how fast the model writes, not what.",
         "## How it was trained",
         _recipe(manifest),
         "## What was measured",
-        _measured(method, rows, commit),
+        "\n\n".join(_measured(method, each) for each in results) or "Nothing yet beside that.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -85,10 +89,14 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
     return "\n".join([source, "", *lines])
 
 
-def _measured(method: str, rows: list[Mapping[str, Any]], commit: str) -> str:
-    own = [row for row in rows if row["method"] == method and "error" not in row]
-    if not own:
-        return "Nothing yet beside that."
+def _rows(method: str, result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in result["rows"] if row["method"] == method and "error" not in row]
+
+
+def _measured(method: str, result: Mapping[str, Any]) -> str:
+    own, made = _rows(method, result), result["provenance"]
+    git = made.get("git") or {}
+    commit = git.get("commit", "unknown")[:9] + (" with changes" if git.get("dirty") else "")
     labels = list(dict.fromkeys((row["tree"], row["rule"], row["temperature"]) for row in own))
     heads = [f"{tree or 'its own tree'}{', ' + rule if rule else ''}, T {heat:g}" for tree, rule, heat in labels]
     lines = [f"| tokens per pass | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
@@ -99,7 +107,10 @@ def _measured(method: str, rows: list[Mapping[str, Any]], commit: str) -> str:
             cells.append(f"{found[0]['tokens_per_pass']:.2f}" if found else "")
         lines.append(f"| {category} | {' | '.join(cells)} |")
     questions = max(row["questions"] for row in own)
-    told = f"First turns of {questions} questions of Spec-Bench's development half; made with commit {commit}."
+    told = (
+        f"First turns of {questions} questions of Spec-Bench's development half, up to "
+        f"{made['arguments']['max_tokens']} tokens, on {made['device']}; made with commit {commit}."
+    )
     return "\n".join([*lines, "", told])
 
 
@@ -107,12 +118,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail if a card is not what results and manifests say")
     given = parser.parse_args()
-    result = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {"rows": [], "provenance": {}}
-    git = result["provenance"].get("git") or {}
-    commit = git.get("commit", "unknown")[:9] + (" with changes" if git.get("dirty") else "")
+    found = [json.loads(path.read_text("utf-8")) for path in RESULTS if path.exists()]
     stale = []
     for folder in folders():
-        wanted, path = card(folder, result["rows"], commit), folder / "README.md"
+        method = json.loads((folder / "forerun.json").read_text("utf-8"))["method"]
+        wanted, path = card(folder, [each for each in found if _rows(method, each)]), folder / "README.md"
         if path.exists() and path.read_text("utf-8") == wanted:
             continue
         stale.append(path.relative_to(ROOT))

@@ -287,6 +287,31 @@ def trained_cpu() -> str:
     return "\n".join([*lines, "", footnote(result)])
 
 
+TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def trained() -> str:
+    """Tokens per pass of the drafters that come with Forerun."""
+    parts = []
+    for name in ("trained", "trained-few"):
+        result = load(name)
+        cells: dict[tuple[str, float], dict[str, float]] = {}
+        for row in result["rows"]:
+            cells.setdefault((row["label"], row["temperature"]), {})[row["category"]] = row["tokens_per_pass"]
+        lines = [
+            f"| | T | tokens per pass | {' | '.join(TASKS)} | chat |",
+            "|---|---:|---:|" + "---:|" * (len(TASKS) + 1),
+        ]
+        for (label, heat), own in cells.items():
+            chat = [value for category, value in own.items() if category not in (*TASKS, "overall")]
+            tasks = " | ".join(f"{own[task]:.2f}" for task in TASKS)
+            spread = f"{min(chat):.2f}–{max(chat):.2f}"
+            lines.append(f"| {label} | {heat:g} | **{own['overall']:.2f}** | {tasks} | {spread} |")
+        questions = result["provenance"]["arguments"]["questions"]
+        parts.append("\n".join([*lines, "", f"<sub>{questions} questions.</sub> {footnote(result)}"]))
+    return "\n\n".join(parts)
+
+
 def quick_bench() -> str:
     """What `make bench` measured: speedups by batch size, a line per method."""
     result = load("quick-bench")
@@ -323,6 +348,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rules": rules,
     "spec-bench": spec_bench,
     "spec-bench-categories": spec_bench_categories,
+    "trained": trained,
     "trained-cpu": trained_cpu,
     "verification-cpu": lambda: verification("verification-cpu"),
     "verification-cuda": lambda: verification("verification-cuda"),

@@ -142,12 +142,12 @@ def main() -> None:
 
 
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result of several, whose rows are in the order of the cases."""
+    """One result of several, whose rows are in the order of the cases; those that failed are left out."""
     made_with = [{**part["provenance"], "time": ""} for part in parts]
     if any(other != made_with[0] for other in made_with):
         raise SystemExit("the parts were not measured alike: join runs of one commit, machine and set of questions")
     order = [(case.label, case.temperature, case.seeded) for case in (*GREEDY, *SAMPLED)]
-    rows = [row for part in parts for row in part["rows"]]
+    rows = [row for part in parts for row in part["rows"] if "error" not in row]
     rows.sort(key=lambda row: order.index((row["label"], row["temperature"], row["seeded"])))
     return {"provenance": {**parts[0]["provenance"], "joined": len(parts)}, "rows": rows}
 
@@ -181,7 +181,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """A row for all questions, and one for each category."""
     options: dict[str, Any] = {} if not case.tree else {"tree": case.tree}
-    drafter = case.method if args.drafters is None else str(args.drafters / case.method)
+    own = {"draft": "draft_model"}.get(case.method, case.method)
+    drafter = own if args.drafters is None else str(args.drafters / case.method)
     told = write(loaded, drafter, options, case, questions, args)
     groups: dict[str, list[int]] = defaultdict(list)
     for place, question in enumerate(questions):
