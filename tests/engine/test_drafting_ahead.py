@@ -17,6 +17,7 @@ from forerun.drafters.none import NoDrafter
 from forerun.drafters.rounds import Rounds
 from forerun.drafters.trained import FeatureDrafter
 from forerun.drafters.tree_spec import TreeSpec
+from forerun.engine.controller import Controller
 from forerun.engine.drafting_ahead import DraftingAhead
 from forerun.engine.engine import Engine
 from forerun.engine.request import DraftOptions, Request, Update
@@ -282,6 +283,26 @@ def test_runs_are_short_where_somebody_waits_or_has_ended(rounds: list[int]) -> 
         assert max(lengths) == most
         assert engine.statistics.tokens == 132
         assert sum(ended) >= 2  # a text that ended early did not wait for the others
+
+
+def test_a_controller_tries_in_short_runs_and_leaves_nobody_out(rounds: list[int]) -> None:
+    """Of a step's texts all have rows, so none gains by being left out; and what is tried is not tried for long."""
+    requests = [request(number, 60, **GREEDY) for number in range(4)]
+    model, controller = target(), Controller()
+    engine = Engine(model, drafter(model), slots=1024, controller=controller)
+    assert controller.together
+    numbers = [engine.add(each) for each in requests]
+    texts: dict[int, list[int]] = {number: [] for number in numbers}
+    lengths: dict[bool, list[int]] = {True: [], False: []}
+    while engine.has_work:
+        before = len(rounds)
+        for update in engine.step():
+            texts[update.request] += update.tokens
+        lengths[controller.trying].append(len(rounds) - before)
+    assert [texts[number] for number in numbers] == plain(requests)
+    assert rounds
+    assert max(lengths[True]) <= 2
+    assert sum(each.tries[size] for each in controller.times.values() for size in range(1, 5)) >= 2
 
 
 def test_a_model_of_another_kind_has_no_rounds() -> None:

@@ -146,6 +146,10 @@ class Controller:
         self.times: dict[int, Times] = {}
         self.credit = 0.0
         """Seconds that may still be lost by trying."""
+        self.trying = False
+        """Whether what was chosen last is not what is best so far."""
+        self.together = False
+        """Whether all texts of a step have rows for as much as any of them drafts: then none is worth leaving out."""
         self._tries = [0] * len(SIZES)
         self._size = PLAIN
         self._drafting: set[int] = set()
@@ -161,6 +165,7 @@ class Controller:
         times = self._times(len(texts))
         standings = [self.texts.setdefault(text, Standing()) for text in texts]
         trial = self._trial(times, standings)
+        self.trying = trial is not None
         self._size = self._best(times, standings) if trial is None else trial
         worthy = self._worthy(times, standings, self._size)
         if self._size != PLAIN:
@@ -327,7 +332,7 @@ class Controller:
     def _least(self, times: Times, texts: int, size: int) -> float:
         """What drafts must gain to be worth the time of their rows: the tokens that a text writes in it plainly."""
         plain, seconds = times.of(PLAIN), times.of(size)
-        if texts == 1 or plain is None or seconds is None:
+        if texts == 1 or self.together or plain is None or seconds is None:
             return 0.0
         return POOR / plain * self._rows_seconds(times, size, seconds)
 

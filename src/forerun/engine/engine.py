@@ -87,6 +87,8 @@ class Engine:
             controller=controller,
         )
         self._ahead = DraftingAhead.of(target, drafter, self.cache)
+        if controller is not None:
+            controller.together = self._ahead is not None
         self.meanwhile: Callable[[], None] | None = None
         """Called in every step: on an accelerator while it works, so that what it does costs nothing there."""
         self.called: Callable[[], bool] = bool
@@ -154,7 +156,8 @@ class Engine:
         if count > 1:
             return [*cancelled, *self._write_ahead(turns, count, clock)]
         if self._ahead is not None and self.trace is None:
-            run = self._ahead.begin(turns, self.max_ahead, self._settings)
+            trying = self.controller is not None and self.controller.trying
+            run = self._ahead.begin(turns, min(2, self.max_ahead) if trying else self.max_ahead, self._settings)
             if run is not None:
                 return [*cancelled, *self._draft_ahead(run, clock)]
         jobs = [turn.job for turn in turns if turn.budget is not None]
@@ -185,11 +188,9 @@ class Engine:
             self.drafter.observe(observations)
         clock.stop()
         self._count(turns, packed, clock.seconds, used, sum(len(update.tokens) for update in updates.values()))
-        usual = clock.undisturbed and not any(turn.chain or turn.forced for turn in turns)
-        if self.controller is not None and tree is not None and usual:
+        if tree is not None and not any(turn.chain or turn.forced for turn in turns):
             drafted = [len(nodes) - 1 for nodes in packed.nodes]
-            tokens = [len(updates[place].tokens) for place in range(len(turns))]
-            self.controller.observe([job.sequence.id for job in jobs], drafted, tokens, sum(clock.seconds.values()))
+            self._show(turns, drafted, [len(updates[place].tokens) for place in range(len(turns))], clock)
         if self.trace is not None:
             sequences = records(turns, packed, tree, decisions, updates)
             self.trace(StepRecord(self._steps, packed.batch.rows, used, clock.seconds, sequences))
@@ -201,14 +202,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Nothing is lost or owned twice, and nobody holds cache who is not running."""
-        self.cache.check_integrity()
-        running = {job.sequence.id for job in self.scheduler.running}
-        strays = self.cache.holders - running
-        if strays:
-            raise AssertionError(f"sequences {sorted(strays)} are not running and hold cache")
-        for job in self.scheduler.running:
-            if self.cache.committed(job.sequence.id) > job.sequence.position:
-                raise AssertionError(f"the cache of sequence {job.sequence.id} is ahead of its text")
+        self.scheduler.check_integrity()
 
     # --- adding ------------------------------------------------------------------------------------------------
 
@@ -261,9 +255,7 @@ class Engine:
                 [_plain_observation(turn, tokens) for turn, (tokens, _) in zip(turns, given, strict=True)]
             )
         updates = self._finish_run(turns, given, clock, count)
-        if self.controller is not None and clock.undisturbed:
-            numbers, gained = [turn.job.sequence.id for turn in turns], [len(tokens) for tokens, _ in given]
-            self.controller.observe(numbers, [0] * len(turns), gained, sum(clock.seconds.values()), count)
+        self._show(turns, [0] * len(turns), [len(tokens) for tokens, _ in given], clock, count)
         return updates
 
     def _draft_ahead(self, run: Run, clock: Clock) -> list[Update]:
@@ -283,11 +275,9 @@ class Engine:
         for turn in turns:
             turn.job.statistics.rows += len(gained) * run.rows
         self.statistics.rows += len(gained) * run.rows * len(turns)
-        if self.controller is not None and clock.undisturbed:
-            numbers, seconds = [turn.job.sequence.id for turn in turns], sum(clock.seconds.values()) / len(gained)
-            for taken in gained:
-                if all(taken):  # else somebody had ended before
-                    self.controller.observe(numbers, run.nodes, taken, seconds)
+        for taken in gained:
+            if all(taken):  # else somebody had ended before
+                self._show(turns, run.nodes, taken, clock, share=len(gained))
         return updates
 
     def _take(self, turn: Turn, decision: Decision, given: Given, drafted: int) -> int:
@@ -379,6 +369,15 @@ class Engine:
         jobs.remove(job)
         if not jobs:
             del self._jobs[job.request]
+
+    def _show(
+        self, turns: list[Turn], drafted: list[int], tokens: list[int], clock: Clock, steps: int = 1, share: int = 1
+    ) -> None:
+        """To the controller, what came of `steps` passes, or of one of `share` that the clock has timed. Where a device
+        goes on by itself, what the host takes besides says nothing of what was chosen."""
+        if self.controller is not None and clock.undisturbed:
+            seconds = clock.spent(with_rest=self._ahead is None) / share
+            self.controller.observe([turn.job.sequence.id for turn in turns], drafted, tokens, seconds, steps)
 
     # --- telling -----------------------------------------------------------------------------------------------
 

@@ -84,6 +84,16 @@ class Scheduler:
         turns = self._turns()
         return self._with_drafts(turns), stepped_back
 
+    def check_integrity(self) -> None:
+        """Nothing of the cache is lost or owned twice, and nobody holds any who is not running."""
+        self.cache.check_integrity()
+        strays = self.cache.holders - {job.sequence.id for job in self.running}
+        if strays:
+            raise AssertionError(f"sequences {sorted(strays)} are not running and hold cache")
+        for job in self.running:
+            if self.cache.committed(job.sequence.id) > job.sequence.position:
+                raise AssertionError(f"the cache of sequence {job.sequence.id} is ahead of its text")
+
     def _missing(self, job: Job) -> int:
         """Tokens that the cache does not hold yet, the root among them."""
         return len(job.sequence.tokens) - self.cache.committed(job.sequence.id)

@@ -38,6 +38,10 @@ class Clock:
         """Whether nothing was prepared for the first time, which takes many times as long as it will from now on."""
         return captured() == self._captured
 
+    def spent(self, *, with_rest: bool) -> float:
+        """Seconds in all; the rest is what the host takes beside a device."""
+        return sum(seconds for phase, seconds in self.seconds.items() if with_rest or phase != "rest")
+
     @contextmanager
     def phase(self, name: Phase, *, learning: bool = False) -> Iterator[None]:
         """`learning` of what was committed: nobody waits for that."""
