@@ -236,6 +236,30 @@ def test_who_may_not_draft_goes_along(rounds: list[int]) -> None:
     assert [bool(drafted[number]) for number in numbers] == [True, False, True]
 
 
+def test_nothing_is_drafted_beside_long_prompts(rounds: list[int]) -> None:
+    """On an accelerator; and what was not drafted for in the meantime is read before the next run."""
+    model = target()
+    for beside, drafts in ((20, False), (None, True)):
+        engine = Engine(model, drafter(model), slots=512)
+        engine.scheduler.max_beside = 512 if beside is None else beside
+        first, second = request(0, 60, **GREEDY), request(1, 20, **GREEDY)
+        number = engine.add(first)
+        texts: dict[int, list[int]] = {number: []}
+        for step in range(100):
+            if step == 3:
+                texts[engine.add(second)] = []
+                rows, passes = engine.statistics.rows, engine.statistics.target_passes
+            for update in engine.step():
+                texts[update.request] += update.tokens
+            if step == 3:  # 40 rows of the second's, and of the first its root, with or without drafts
+                assert (engine.statistics.rows - rows > 41) == drafts
+                assert engine.statistics.target_passes > passes
+            if not engine.has_work:
+                break
+        assert list(texts.values()) == plain([first, second])
+    assert rounds
+
+
 def test_a_text_that_ends_within_a_run_ends_there() -> None:
     """By its length, by a token, and by the context's end."""
     whole = plain([request(1, 60, **GREEDY)])[0]

@@ -34,3 +34,12 @@ takes longer than the pass from about there on, while plain decoding writes in r
 def most_drafting(target: TargetModel, drafter: Drafter) -> int | None:
     on_host = not drafter.layers  # what reads the target's states drafts where they are
     return MAX_DRAFTING if on_host and isinstance(target, WritesAhead) and target.device.type == "cuda" else None
+
+
+MAX_BESIDE = 64
+"""Rows of prompts that an accelerator reads in a step up to which others draft beside. With more its pass takes as long
+as there are rows."""
+
+
+def most_beside(target: TargetModel) -> int | None:
+    return MAX_BESIDE if target.device.type == "cuda" else None

@@ -18,7 +18,7 @@ from forerun.core.step_record import StepRecord
 from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
 from forerun.engine.admission import refuse_overflow, refuse_strays, rule_for, seed_of
 from forerun.engine.controller import Controller
-from forerun.engine.drafting import draft, most_drafting
+from forerun.engine.drafting import draft, most_beside, most_drafting
 from forerun.engine.drafting_ahead import DraftingAhead, Run
 from forerun.engine.grammar_walk import begin_walk, reconciled, refuse_misfit
 from forerun.engine.judge import Decision, judge
@@ -83,6 +83,7 @@ class Engine:
             max_rows=max_rows,
             max_nodes=MAX_NODES,
             max_drafting=max_drafting,
+            max_beside=most_beside(target),
             prompts_alone=prompts_alone,
             controller=controller,
         )

@@ -45,17 +45,20 @@ class Scheduler:
         max_rows: int,
         max_nodes: int,
         max_drafting: int | None = None,
+        max_beside: int | None = None,
         prompts_alone: bool = False,
         controller: Controller | None = None,
         reuse: bool = False,
     ) -> None:
-        """Nothing is drafted in a step of more than `max_drafting` texts. With `prompts_alone`, while texts are read
-        those that are read wait: where plain decoding goes in long runs, a step that does both for hundreds of texts
-        takes longer than the two apart. With `reuse`, what a text leaves in the cache is there for the next one that
-        begins alike, until its room is needed."""
+        """Nothing is drafted in a step of more than `max_drafting` texts, nor beside the reading of more than
+        `max_beside` rows: where a pass takes as long as its rows, all that are no drafts give more. With
+        `prompts_alone`, while texts are read those that are read wait: where plain decoding goes in long runs, a step
+        that does both for hundreds of texts takes longer than the two apart. With `reuse`, what a text leaves in the
+        cache is there for the next one that begins alike, until its room is needed."""
         self.cache = cache
         self.prompts_alone, self.controller, self.reuse = prompts_alone, controller, reuse
         self.max_drafting = max_batch if max_drafting is None else max_drafting
+        self.max_beside = max_rows if max_beside is None else max_beside
         self.max_batch, self.max_rows, self.max_nodes = max_batch, max_rows, max_nodes
         self.reused = 0
         """Tokens that texts found in the cache."""
@@ -147,6 +150,7 @@ class Scheduler:
         """Drafts get the rows and the blocks that nothing else needs in this step."""
         deciding = [turn for turn in turns if turn.budget is not None]
         rows = self.max_rows - sum(turn.rows for turn in turns)
+        read = sum(turn.chain for turn in turns)
         bases = [self.cache.blocks_for(turn.job.sequence.id, turn.rows) for turn in turns]
         blocks = self.cache.free_blocks - sum(bases)
         allowed: dict[int, int | None] = {}
@@ -168,7 +172,7 @@ class Scheduler:
             depth = max(0, sequence.remaining - 1)
             if job.draft.depth is not None:
                 depth = min(depth, job.draft.depth)
-            if len(deciding) > self.max_drafting:
+            if len(deciding) > self.max_drafting or read > self.max_beside:
                 nodes = 0
             if not depth or turn.chain:  # what a prompt's rows round to must not depend on what is drafted behind them
                 nodes = 0
