@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.combine import RANKS, Combine, Options, Proposal, Record, merge, pairs
+from forerun.drafters.confidence import logs_of
 from forerun.drafters.drafter import Budget, Checked, Observation
 from forerun.drafters.find import make_drafter, read_options
 from forerun.drafters.suffix import Suffix
@@ -57,15 +59,10 @@ class Knows(Says):
     def __init__(self, *paths: Path, chance: float) -> None:
         super().__init__(*paths)
         self.chance = chance
-        self.sizes: dict[int, int] = {}
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         tree = super().draft(sequences, budgets)
-        self.sizes = {one.id: len(paths_of(tree, row)) for row, one in enumerate(sequences)}
-        return tree
-
-    def values(self, sequence: Sequence) -> list[float]:
-        return [1.0, *[self.chance] * (self.sizes[sequence.id] - 1)]
+        return replace(tree, log_values=logs_of([[1.0, *[self.chance] * (tree.size - 1)] for _ in sequences]))
 
 
 def combine(first: Says, second: Says, **options: Any) -> Combine:

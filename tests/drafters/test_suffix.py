@@ -123,7 +123,7 @@ def test_a_longer_match_counts_more_and_a_shorter_one_still_counts() -> None:
     tree = drafter.draft([one], [Budget(2, 1)])
     assert paths_of(tree, 0) == [(), (30,), (20,)]
     trust = Trust(OWN).chances
-    assert drafter.values(one) == pytest.approx([1.0, trust[3], (1 - trust[3]) * trust[2]])
+    assert tree.confidences() == [pytest.approx([1.0, trust[3], (1 - trust[3]) * trust[2]])]
 
 
 def test_a_repeated_pattern_is_drafted_at_full_length() -> None:

@@ -1,9 +1,9 @@
 """Two drafters for one text: a cheap one where it is sure and another elsewhere, or both in one tree.
 
-Every node of a proposal gets a *value*, the chance that it is accepted. A drafter that knows it says so (`Confident`,
-as `suffix` is). For others it is measured while texts go on: how often the child of each rank at each depth was the one
-that came. The values of a tree add up to the drafts that it is expected to have accepted, and both ways to combine
-choose by them:
+Every node of a proposal gets a *value*, the chance that it is accepted. A drafter that knows it says so
+(`DraftTree.log_values`). For others it is measured while texts go on: how often the child of each rank at each depth
+was the one that came. The values of a tree add up to the drafts that it is expected to have accepted, and both ways to
+combine choose by them:
 
 - `confident`: the first proposal where it promises as much as the second drafter has had accepted lately, which then
   need not draft at all; otherwise the better of the two;
@@ -15,9 +15,9 @@ would no longer be distributed as q. So both drafters must draft fixed trees.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
 from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
@@ -100,16 +100,6 @@ def make(options: Options, setup: Setup) -> Drafter:
     return Combine(first, second, replace(options, tokens=options.tokens or setup.nodes))
 
 
-@runtime_checkable
-class Confident(Protocol):
-    """A drafter that knows how good its drafts are."""
-
-    def values(self, sequence: Sequence) -> list[float]:
-        """For each node of its last tree for a sequence the chance that it is accepted, 1 for the root. No node has
-        more than its parent."""
-        ...
-
-
 @dataclass(frozen=True)
 class Proposal:
     """A tree for one text. Node 0 is the root; a parent comes before its child and is worth no less."""
@@ -178,15 +168,13 @@ class Part:
         if not sequences:
             return []
         tree = self.drafter.draft(sequences, budgets)
-        pairs_of = zip(sequences, tree.lists(), strict=True)
-        made = [self._proposal(sequence, tokens, parents) for sequence, (_, tokens, parents) in pairs_of]
+        told = [None] * len(sequences) if tree.log_values is None else tree.log_values()
+        made = []
+        for (nodes, tokens, parents), logs in zip(tree.lists(), told, strict=True):
+            values = self.record.values(parents) if logs is None else [math.exp(logs[node]) for node in nodes]
+            made.append(Proposal(tokens, parents, values))
         self.proposals.update((sequence.id, one) for sequence, one in zip(sequences, made, strict=True))
         return made
-
-    def _proposal(self, sequence: Sequence, tokens: list[int], parents: list[int]) -> Proposal:
-        drafter = self.drafter
-        values = drafter.values(sequence) if isinstance(drafter, Confident) else self.record.values(parents)
-        return Proposal(tokens, parents, values)
 
     def observe(self, observations: Many[Observation]) -> None:
         """Each drafter sees what it asked for and no more."""

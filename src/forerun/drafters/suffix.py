@@ -95,10 +95,6 @@ class Suffix:
         values = logs_of([guess.values for guess in guesses])
         return DraftTree.of_lists(trees, [sequence.position for sequence in sequences], log_values=values)
 
-    def values(self, sequence: Sequence) -> list[float]:
-        """For each node of the last tree of a sequence the chance that it is accepted; 1 for the root."""
-        return self._guesses[sequence.id].values
-
     def observe(self, observations: Many[Observation]) -> None:
         """Committed text is read from the sequences themselves; here is learnt which guesses were good."""
         for seen in observations:
