@@ -10,6 +10,7 @@ from forerun.certify.certificate import Plan
 from forerun.certify.contexts import choose_contexts
 from forerun.certify.target_laws import TargetLaws
 from forerun.core.params import SamplingParams
+from forerun.core.sequence import Sequence
 from forerun.drafters.drafter import Drafter
 from forerun.verify.rule import all_rules
 from tests.certify.tiny_subject import GREEDY, KNOWN, MODEL, PROMPTS, SAMPLED, certified, draft_model
@@ -60,6 +61,20 @@ def test_a_control_that_does_not_fail_refuses_the_certificate(drafter: Drafter) 
     assert found.blind == [0]
     assert "could not even see a broken rule; raise --samples" in found.reason
     assert not found.failures
+
+
+class Remembers(Oracle):
+    """Drafts nonsense, and what is right from the second time on that a prompt is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(KNOWN, right=False)
+
+    def forget(self, sequence: Sequence) -> None:
+        self.right = True
+
+
+def test_who_remembers_the_right_texts_is_seen_before_it_does() -> None:
+    assert certified(Remembers(), GREEDY).verdict == "certified"
 
 
 def test_every_kind_of_test_must_see_the_broken_rule() -> None:

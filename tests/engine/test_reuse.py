@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from forerun.core.params import SamplingParams
+from forerun.core.step_record import StepRecord
 from forerun.drafters.drafter import Drafter
-from forerun.drafters.trained import SideDrafter
+from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.cache import CacheFullError, KVCache
+from forerun.models.heads.feature_head import frozen_head, new_head
 from forerun.models.heads.side_heads import new_side_heads
 from forerun.models.storage import LayerShape, Storage
+from forerun.models.transformer import Transformer
 from tests.engine.tiny import Nothing, Oracle, RandomTrees, drain, tiny_model
 
 BLOCK = 4
@@ -146,8 +149,50 @@ def test_nothing_is_lost_whatever_happens(seed: int) -> None:
         assert len(unused) >= cache.storage.slots - 14 * (len(texts) + 12)
 
 
+def head_drafter(method: str, model: Transformer, slots: int) -> FeatureDrafter:
+    head = frozen_head(new_head(method, model), model)
+    generator = torch.Generator().manual_seed(2)
+    for part in ("q_proj", "k_proj", "v_proj", "o_proj"):  # so that what a row sees counts
+        weight = head.get_parameter(f"model.layers.0.self_attn.{part}.weight")
+        weight.data.copy_(torch.randn(weight.shape, generator=generator) * 0.5)
+    return FeatureDrafter(head, slots, TreeSpec.parse("dynamic:2,3,5"), model.vocab_size)
+
+
+def head_drafter_of(engine: Engine) -> FeatureDrafter:
+    assert isinstance(engine.drafter, FeatureDrafter)
+    return engine.drafter
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+def test_a_head_drafts_as_if_it_had_read_all(method: str) -> None:
+    """Of a conversation that goes on, of one that begins alike, and of one that is all there but for its last token."""
+    model = tiny_model()
+    first = list(range(5, 45))
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    told: list[dict[tuple[int, int], tuple[list[int], list[int]]]] = []
+    for reuse in (True, False):
+        trees: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+
+        def noted(record: StepRecord, trees: dict[tuple[int, int], tuple[list[int], list[int]]] = trees) -> None:
+            for part in record.sequences:
+                if len(part.tokens) > 1:
+                    trees[part.request, part.position] = part.tokens, part.parents
+
+        engine = Engine(model, head_drafter(method, model, 512), slots=512, trace=noted)
+        engine.scheduler.reuse = reuse
+        engine.scheduler.resume = head_drafter_of(engine).resume
+        ((text,),) = drain(engine, [Request(list(first), params)])
+        for talk in ([*first, *text, 7, 8, 9], [*first[:30], 3, 4], [*first, *text[:5]]):
+            drain(engine, [Request(list(talk), params)])
+            head_drafter_of(engine).ahead.cache.check_integrity()
+        assert (engine.scheduler.reused > 80) == reuse
+        told.append(trees)
+    assert told[0] == told[1]
+    assert len(told[0]) > 20
+
+
 @pytest.mark.parametrize("slots", [1024, 160])
-@pytest.mark.parametrize("drafts", ["none", "random", "right", "medusa"])
+@pytest.mark.parametrize("drafts", ["none", "random", "right", "medusa", "eagle3"])
 def test_a_conversation_reads_only_what_is_new(slots: int, drafts: str) -> None:
     """With a cache of 160 tokens texts have to step back for each other. Right drafts run past the ends of texts."""
     model = tiny_model()
@@ -158,9 +203,12 @@ def test_a_conversation_reads_only_what_is_new(slots: int, drafts: str) -> None:
         "random": RandomTrees(1),
         "right": Oracle(hints, right=True),
         "medusa": SideDrafter(new_side_heads("medusa", model, 2), TreeSpec.parse("2"), model.vocab_size),
+        "eagle3": head_drafter("eagle3", model, slots),
     }
     engine = Engine(model, drafters[drafts], slots=slots, max_batch=4)
     engine.scheduler.reuse = True
+    if drafts == "eagle3":
+        engine.scheduler.resume = head_drafter_of(engine).resume
     draw = random.Random(5)
     talks = [[draw.randrange(4, 50) for _ in range(20)] for _ in range(5)]
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)

@@ -117,3 +117,13 @@ class SharesCache(Protocol):
     def share(self, cache: KVCache) -> None:
         """Told once, before the first draft."""
         ...
+
+
+@runtime_checkable
+class Resumes(Protocol):
+    """A drafter that sees the target's states of all rows, and keeps what it made of them when a text is over."""
+
+    def resume(self, sequence: Sequence, rows: int) -> int:
+        """The target finds the first `rows` of a new text in its cache. Of how many of them the drafter has what it
+        needs too; the target computes the others again, and is observed."""
+        ...

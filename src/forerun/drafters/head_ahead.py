@@ -159,7 +159,19 @@ class HeadAhead:
             self._texts[sequence.id] = Waiting([Piece(whole, b * each, b * each + rows)], rows)
 
     def forget(self, sequence: Sequence) -> None:
-        self._drop(sequence.id)
+        """What was read of it stays, until its room is needed."""
+        if sequence.id in self._texts:
+            self._settle([sequence])
+            del self._texts[sequence.id]
+        self.cache.retire(sequence.id, sequence.tokens[1:])
+
+    def resume(self, sequence: Sequence, rows: int) -> int:
+        """Row i needs the state of the target's row i, which is nowhere kept: so the target goes on where the head
+        does."""
+        found = self.cache.adopt(sequence.id, sequence.tokens[1 : rows + 2])
+        if found:
+            self._texts[sequence.id] = Waiting()
+        return found
 
     def _drop(self, number: int) -> None:
         self._texts.pop(number, None)

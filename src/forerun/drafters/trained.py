@@ -35,6 +35,9 @@ class FeatureDrafter(DraftModel):
     def observe(self, observations: Many[Observation]) -> None:
         self._states.observe(observations)
 
+    def resume(self, sequence: Sequence, rows: int) -> int:
+        return self._states.resume(sequence, rows)
+
 
 def feature_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     folder, target = find_head(method, options.path, setup)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from forerun.core.params import SamplingParams
+from forerun.drafters.drafter import Resumes
 from forerun.drafters.find import Setup, make_drafter
 from forerun.drafters.trained import SideDrafter
 from forerun.engine.completion import Transcript
@@ -32,7 +33,7 @@ def build_engine(
 ) -> Engine:
     """Without `cache_tokens` the cache is as large as memory allows. With `reuse`, a text that begins like an earlier
     one need not be read again where that one's rows are still in the cache; not so where an encoder reads prompts, or
-    where the drafter has to see the target's states of all of them. Heads on the last state see that one always."""
+    where a drafter has to see the target's states of all of them and does not keep what it made of them."""
     slots = default_slots(model.target, max_batch) if cache_tokens is None else cache_tokens
     setup = Setup(model.target, slots, model.load_beside, lambda: model.tokenizer.fingerprint, model.folder)
     made = make_drafter(drafter, setup, options)
@@ -49,7 +50,9 @@ def build_engine(
         rule=rule,
         controller=controller,
     )
-    sees_enough = not made.layers or isinstance(made, SideDrafter)
+    sees_enough = not made.layers or isinstance(made, SideDrafter | Resumes)  # the first needs the last state alone
+    if isinstance(made, Resumes):
+        engine.scheduler.resume = made.resume
     engine.scheduler.reuse = reuse and isinstance(model.target, Transformer) and sees_enough
     return engine
 

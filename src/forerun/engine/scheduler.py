@@ -8,8 +8,10 @@ again from its tokens, like a prompt. The oldest never does, so all finish.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from forerun.core.sequence import Sequence
 from forerun.drafters.drafter import Budget
 from forerun.engine.controller import Controller
 from forerun.engine.request import Job
@@ -60,6 +62,8 @@ class Scheduler:
         self.max_drafting = max_batch if max_drafting is None else max_drafting
         self.max_beside = max_rows if max_beside is None else max_beside
         self.max_batch, self.max_rows, self.max_nodes = max_batch, max_rows, max_nodes
+        self.resume: Callable[[Sequence, int], int] | None = None
+        """What a drafter says who has to have seen all that the target does not compute again: `Resumes`."""
         self.reused = 0
         """Tokens that texts found in the cache."""
         self.waiting: list[Job] = []
@@ -119,10 +123,21 @@ class Scheduler:
             free -= needed
             job = self.waiting.pop(0)
             if self.reuse:
-                found = self.cache.adopt(job.sequence.id, job.sequence.tokens)
+                found = self._adopt(job.sequence)
                 job.statistics.reused += found
                 self.reused += found
             insort(self.running, job, key=lambda other: other.order)
+
+    def _adopt(self, sequence: Sequence) -> int:
+        found = self.cache.adopt(sequence.id, sequence.tokens)
+        if not found or self.resume is None:
+            return found
+        kept = self.resume(sequence, found)
+        if kept:
+            self.cache.trim(sequence.id, kept)
+        else:
+            self.cache.free(sequence.id)
+        return kept
 
     def _give_back(self, job: Job) -> None:
         if self.reuse:
