@@ -52,12 +52,13 @@ class KVCache:
         self._free = list(range(self.total_blocks - 1, -1, -1))
         self._entries: dict[int, _Entry] = {}
         self._kept: list[_Kept] = []  # the one that was used last stands last
+        self._left = 0  # blocks of these
         self._device = storage.keys[0].device
         self._block = np.arange(block_size)
 
     @property
     def free_blocks(self) -> int:
-        return len(self._free) + sum(len(kept.blocks) for kept in self._kept)
+        return len(self._free) + self._left
 
     @property
     def used(self) -> float:
@@ -170,7 +171,7 @@ class KVCache:
         self.trim(sequence, min(len(tokens), self.committed(sequence)))
         entry = self._entries.pop(sequence)
         if entry.committed >= self.block_size:
-            self._kept.append(_Kept(list(tokens[: entry.committed]), entry.blocks))
+            self._leave(_Kept(list(tokens[: entry.committed]), entry.blocks))
         else:
             self._free.extend(reversed(entry.blocks))
 
@@ -186,11 +187,11 @@ class KVCache:
         common = max(lengths, default=0)
         if common < self.block_size:
             return 0
-        kept = self._kept.pop(lengths.index(common))
+        kept = self._pick_up(lengths.index(common))
         needed = -(-common // self.block_size)
         if common < len(kept.tokens) and needed <= len(self._free):
             self._entries[sequence] = entry = _Entry(self._take(needed), common)
-            self._kept.append(kept)
+            self._leave(kept)
             source = [self._slot(_Entry(kept.blocks), place) for place in range(common)]
             target = [self._slot(entry, place) for place in range(common)]
             moves = torch.tensor([source, target], dtype=torch.int64)
@@ -205,7 +206,7 @@ class KVCache:
         owned = [block for entry in self._entries.values() for block in entry.blocks]
         owned += [block for kept in self._kept for block in kept.blocks]
         everything = sorted(owned + self._free)
-        if everything != list(range(self.total_blocks)):
+        if everything != list(range(self.total_blocks)) or self._left != sum(len(kept.blocks) for kept in self._kept):
             raise AssertionError("a block is lost, or belongs to two")
         for sequence, entry in self._entries.items():
             needed = -(-(entry.committed + entry.reserved) // self.block_size)
@@ -225,10 +226,19 @@ class KVCache:
             taken[[self._slot(left, place) for place in range(len(kept.tokens))]] = True
         return (~taken).nonzero()[:, 0].to(self._device)
 
+    def _leave(self, kept: _Kept) -> None:
+        self._kept.append(kept)
+        self._left += len(kept.blocks)
+
+    def _pick_up(self, place: int) -> _Kept:
+        kept = self._kept.pop(place)
+        self._left -= len(kept.blocks)
+        return kept
+
     def _take(self, count: int) -> list[int]:
         """So many free blocks; what was left behind goes for them, the oldest first."""
         while len(self._free) < count:
-            self._free.extend(reversed(self._kept.pop(0).blocks))
+            self._free.extend(reversed(self._pick_up(0).blocks))
         return [self._free.pop() for _ in range(count)]
 
     def _slot(self, entry: _Entry, place: int) -> int:
