@@ -50,3 +50,7 @@ def test_every_engine_tells_in_its_own_time(house: House) -> None:
     assert len(engines.made) > 1
     assert engines.meanwhile is not None
     assert {engine.meanwhile for engine in engines.made.values()} == {engines.meanwhile}
+    assert not any(engine.called() for engine in engines.made.values())
+    before, engines.called = engines.called, lambda: True
+    assert all(engine.called() for engine in engines.made.values())
+    engines.called = before

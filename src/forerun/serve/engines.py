@@ -91,6 +91,8 @@ class Engines:
         self.default = self.names[0]
         self._makers = dict(makers)
         self._counted = counted
+        self.called: Callable[[], bool] = bool
+        """Whether somebody waits for the step to end."""
         self._meanwhile: Callable[[], None] | None = None
         self._made = {self.default: Bench(self._makers[self.default]())}
 
@@ -116,7 +118,11 @@ class Engines:
     def meanwhile(self, call: Callable[[], None] | None) -> None:
         self._meanwhile = call
         for engine in self.made.values():
-            engine.meanwhile = call
+            engine.meanwhile, engine.called = call, self._calls
+
+    def _calls(self) -> bool:
+        """An engine keeps its step short for those who want to join, and for the other engines."""
+        return self.called() or sum(bench.engine.has_work for bench in self._made.values()) > 1
 
     def add(self, request: Request) -> int:
         """Requests of all engines are numbered without doubles: by number and place."""
