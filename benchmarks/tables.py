@@ -296,7 +296,8 @@ def trained() -> str:
     for name in ("trained", "trained-few"):
         result = load(name)
         cells: dict[tuple[str, float], dict[str, float]] = {}
-        for row in result["rows"]:
+        failed = [row for row in result["rows"] if "error" in row]
+        for row in (row for row in result["rows"] if "error" not in row):
             cells.setdefault((row["label"], row["temperature"]), {})[row["category"]] = row["tokens_per_pass"]
         lines = [
             f"| | T | tokens per pass | {' | '.join(TASKS)} | chat |",
@@ -307,6 +308,7 @@ def trained() -> str:
             tasks = " | ".join(f"{own[task]:.2f}" for task in TASKS)
             spread = f"{min(chat):.2f}–{max(chat):.2f}"
             lines.append(f"| {label} | {heat:g} | **{own['overall']:.2f}** | {tasks} | {spread} |")
+        lines += [f"| {row['label']} | {row['temperature']:g} | failed |" + " |" * (len(TASKS) + 1) for row in failed]
         questions = result["provenance"]["arguments"]["questions"]
         parts.append("\n".join([*lines, "", f"<sub>{questions} questions.</sub> {footnote(result)}"]))
     return "\n\n".join(parts)

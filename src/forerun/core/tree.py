@@ -26,7 +26,7 @@ from forerun.core.tree_tables import ancestors_of, children_of, structure_of, wh
 LogValues = Callable[[], Sequence[Sequence[float] | None]]
 """For each tree and each node the log of its value: how likely its drafter finds it that all tokens between the root
 and it, its own included, are right. Of padding any number; None for a tree of which it does not know. A call, since
-only a trace asks: what a drafter has not at hand it computes then, and then alone."""
+few ask (traces, and `combine`): what a drafter has not at hand it computes then, and then alone."""
 
 
 @dataclass(frozen=True)
