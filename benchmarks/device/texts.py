@@ -16,6 +16,7 @@ from forerun.bench.questions import Question
 from forerun.core.params import SamplingParams
 from forerun.engine.llm import LLM
 from forerun.models.heads.files import method_of
+from forerun.models.static.capture import captured
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
@@ -37,6 +38,8 @@ TREES = {
 }
 """Of trained drafters, by the number of texts in a batch: with the root they fill the rows of a captured pass."""
 ADAPTIVE = ", adaptive"
+MEETINGS = 4
+"""At most, of each batch; the last is timed."""
 WARM = [
     "Say it again and again: " + "one two three four five six seven eight " * repeat for repeat in (1, 2, 4, 8, 16, 40)
 ]
@@ -52,6 +55,8 @@ class Record:
     writing: float = 0.0
     """Seconds of the steps that read no prompt, and the tokens that they wrote."""
     written: int = 0
+    captures: int = 0
+    """In the time: what a longer run would not meet again."""
 
 
 def start(measured: Measured, name: str, batch: int, others: list[Question]) -> LLM:
@@ -120,13 +125,15 @@ def measure(
     every = names
     for number, params in enumerate(settings):
         names = every if some is None else some.get(number, every)
-        # Batches that were never met before are captured on the way, each in its turn: so they are met twice.
-        for _ in range(1 if batch == 1 else 2):
+        # What was never met before is captured on the way: so all is met again, until there is nothing new.
+        for _ in range(2 if batch == 1 else MEETINGS):
             records = {name: Record() for name in names}
             for turn, group in enumerate(groups):
                 for place in range(len(names)):
                     name = names[(place + turn) % len(names)]
                     _answer(llms[name], records[name], group, params)
+            if not any(records[name].captures for name in names if not name.endswith(ADAPTIVE)):
+                break
         plain, judge = records[names[0]], llms[names[0]]
         for name in names:
             rows.append(_row(measured, name, batch, records[name], plain, judge, questions, params))
@@ -137,12 +144,13 @@ def measure(
 
 
 def _answer(llm: LLM, record: Record, group: list[Question], settings: SamplingParams) -> None:
-    before = _counted(llm)
+    before, known = _counted(llm), captured()
     torch.cuda.synchronize()
     started = time.perf_counter()
     done = llm.generate([question.turns[0] for question in group], settings)
     record.seconds.append(time.perf_counter() - started)
     record.tokens += [each.token_ids for each in done]
+    record.captures += captured() - known
     after = _counted(llm)
     record.passes += after["target_passes"] - before["target_passes"]
     record.writing += after["writing"] - before["writing"]
@@ -187,6 +195,8 @@ def _row(
         "tokens_per_pass": total / max(1, record.passes),
         "speedup": total / sum(record.seconds) / (sum(map(len, plain.tokens)) / sum(plain.seconds)),
         "speedup_writing": record.written / record.writing / (plain.written / plain.writing),
+        "reading_seconds": spent - record.writing,
+        "captures": record.captures,
         "median_ratio": statistics.median(b / a for a, b in pairs),
         "shares": {phase: seconds / spent for phase, seconds in record.phases.items()},
         "identical": len(questions) - len(differences),
@@ -221,7 +231,8 @@ def _line(row: dict[str, Any]) -> str:
     gaps = [None if each["gap"] is None else round(each["gap"], 3) for each in row["differences"]]
     return (
         f"{row['model']:>5} batch {row['batch']:2} {row['drafter']:<19} {row['tokens_per_second']:8.1f} tokens/s, "
-        f"{row['tokens_per_pass']:.2f} a pass, {row['speedup']:.2f}× ({row['speedup_writing']:.2f}× between prompts); "
+        f"{row['tokens_per_pass']:.2f} a pass, {row['speedup']:.2f}× ({row['speedup_writing']:.2f}× between prompts, "
+        f"{row['reading_seconds']:.2f} s of prompts, {row['captures']} captures); "
         f"{row['identical']}/{row['answers']} identical, gaps {gaps}; {shares}"
     )
 

@@ -220,7 +220,7 @@ class LLM:
     ) -> Writing:
         """Begins a completion and returns at once: for who wants both its pieces and the whole, or to cancel it from
         elsewhere."""
-        return self._submit(self._request(prompt, params, chat, draft))
+        return self._submit([self._request(prompt, params, chat, draft)])[0]
 
     def with_drafter(
         self,
@@ -258,15 +258,16 @@ class LLM:
         if len(each) != len(many):
             raise ValueError(f"there are {len(many)} prompts and {len(each)} params: give one for all, or one for each")
         requests = [self._request(prompt, own, chat, draft) for prompt, own in zip(many, each, strict=True)]
-        return _Batch([self._submit(request) for request in requests], single)
+        return _Batch(self._submit(requests), single)
 
     def _request(
         self, prompt: Prompt, params: SamplingParams, chat: bool | None, draft: DraftOptions | None
     ) -> Request:
         return request_for(self.model, self.tokens(prompt, chat=chat), params, draft or DraftOptions())
 
-    def _submit(self, request: Request) -> Writing:
-        return Writing(self._runner.submit(request), transcript_of(self.model, request))
+    def _submit(self, requests: list[Request]) -> list[Writing]:
+        handles = self._runner.submit_all(requests)
+        return [Writing(handle, transcript_of(self.model, handle.request)) for handle in handles]
 
 
 @contextmanager

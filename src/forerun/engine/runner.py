@@ -184,7 +184,7 @@ class _Desk:
     closing: bool = False
     error: BaseException | None = None
 
-    def send(self, box: deque[Handle], handle: Handle) -> None:
+    def send(self, box: deque[Handle], *handles: Handle) -> None:
         with self.changed:
             if self.error is not None:
                 if box is self.cancels:
@@ -192,7 +192,7 @@ class _Desk:
                 raise RuntimeError("the engine broke down in an earlier step: make a new one") from self.error
             if self.closing and box is self.arrivals:
                 raise RuntimeError("the engine is closed: make a new one")
-            box.append(handle)
+            box.extend(handles)
             self.changed.notify_all()
 
     def close(self) -> None:
@@ -225,10 +225,14 @@ class Runner:
 
     def submit(self, request: Request) -> Handle:
         """Returns at once. From any thread."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Iterable[Request]) -> list[Handle]:
+        """Together: no step begins with some of them."""
         desk = self._desk
-        handle = Handle(request, lambda handle: desk.send(desk.cancels, handle))
-        desk.send(desk.arrivals, handle)
-        return handle
+        handles = [Handle(request, lambda handle: desk.send(desk.cancels, handle)) for request in requests]
+        desk.send(desk.arrivals, *handles)
+        return handles
 
     def close(self) -> None:
         """Ends all requests and the thread, after the step that it is in. Harmless when done twice."""

@@ -30,7 +30,7 @@ class PackedRows:
     contexts: Tensor  # [B] tokens of the text in the cache, which every row sees
     tails: Tensor  # [B] keys behind them that the mask is about; the rows themselves are the last of these
     blocks: Tensor  # [B, max_blocks] blocks of slots, of the context and, right behind it, of the tail
-    mask: Tensor  # [R, words] int64: bit j of row i says that i sees key j of its sequence's tail; see `mask_words`
+    mask: Tensor  # [R, words] int64: bit j of row i: it sees key j of its sequence's tail, never a row behind itself
     positions: Tensor  # [R] absolute positions; the context lies at positions 0, 1, …
     max_rows: int
     max_context: int

@@ -141,7 +141,8 @@ def attend(
 
     if split == splits - 1:  # whose share of the context is the smallest
         tail = tl.load(tails + sequence).to(tl.int32)
-        for own in range(0, tail, TILE_N):
+        last = tl.minimum((tile + 1) * TILE_M, count * SHARE) - 1
+        for own in range(0, tail - count + last // SHARE + 1, TILE_N):  # no row sees one behind it
             node = own + ahead
             there = node < tail
             index = context + node
