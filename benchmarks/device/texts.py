@@ -126,7 +126,7 @@ def measure(
     for number, params in enumerate(settings):
         names = every if some is None else some.get(number, every)
         # What was never met before is captured on the way: so all is met again, until there is nothing new.
-        for _ in range(2 if batch == 1 else MEETINGS):
+        for _ in range(1 if batch == 1 else MEETINGS):
             records = {name: Record() for name in names}
             for turn, group in enumerate(groups):
                 for place in range(len(names)):
