@@ -191,14 +191,12 @@ def device_passes() -> str:
 
 def device_texts() -> str:
     """Drafters on an accelerator, with the shares of a step."""
-    result = load("device-8b-texts")
+    result, others = load("device-8b-texts"), load("device-8b")
     lines = [
         "| batch | drafter | tokens/s | tokens per pass | speedup | drafting | target | rest | same text | gap |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    greedy = [row for row in result["texts"] if not row["temperature"]]
-    alone = [row for row in greedy if row["batch"] == 1 and not (row["drafter"] == "none" and row["answers"] == 20)]
-    for row in [*alone, *(row for row in result["batches"] if row["batch"] == 64)]:
+    for row in [*result["texts"], *(row for row in others["batches"] if row["batch"] == 64)]:
         shares = row["shares"]
         rest = shares["verify"] + shares["rest"]
         gaps = [abs(each["gap"]) for each in row["differences"] if each["gap"] is not None]
@@ -207,8 +205,21 @@ def device_texts() -> str:
             f"{row['speedup']:.2f}× | {shares['draft']:.1%} | {shares['target']:.1%} | {rest:.1%} | "
             f"{row['identical']}/{row['answers']} | {f'{max(gaps):.2f}' if gaps else ''} |"
         )
-    for row in result["peers"]:
+    for row in others["peers"]:
         lines.append(f"| 1 | {row['drafter']} | {row['tokens_per_second']:.0f} | | | | | | | |")
+    return "\n".join([*lines, "", footnote(result), footnote(others)])
+
+
+def device_identity() -> str:
+    """Whether texts in float32 are plain decoding's, on an accelerator."""
+    result = load("device-135m-float32")
+    lines = ["| drafter | greedy | sampled with a seed |", "|---|---:|---:|"]
+    found: dict[str, list[str]] = {}
+    for row in [*result["texts"], *result["heads"]]:
+        if row["drafter"] != "none":
+            found.setdefault(row["drafter"], []).append(f"{row['identical']}/{row['answers']}")
+    for drafter, cells in found.items():
+        lines.append(f"| {drafter} | {cells[0]} | {cells[1] if len(cells) > 1 else ''} |")
     return "\n".join([*lines, "", footnote(result)])
 
 
@@ -341,6 +352,7 @@ def _quick_cells(row: dict[str, Any] | None) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "certificates": certificates.table,
     "device-heads": device_heads,
+    "device-identity": device_identity,
     "device-passes": device_passes,
     "device-texts": device_texts,
     "device-throughput": device_throughput,

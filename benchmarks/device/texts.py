@@ -38,8 +38,9 @@ TREES = {
 }
 """Of trained drafters, by the number of texts in a batch: with the root they fill the rows of a captured pass."""
 ADAPTIVE = ", adaptive"
-MEETINGS = 4
-"""At most, of each batch; the last is timed."""
+MEETINGS = 3
+"""At most, of each batch before the one that is timed."""
+REMEMBER = ("suffix", "combine")
 WARM = [
     "Say it again and again: " + "one two three four five six seven eight " * repeat for repeat in (1, 2, 4, 8, 16, 40)
 ]
@@ -125,15 +126,13 @@ def measure(
     every = names
     for number, params in enumerate(settings):
         names = every if some is None else some.get(number, every)
-        # What was never met before is captured on the way: so all is met again, until there is nothing new.
-        for _ in range(1 if batch == 1 else MEETINGS):
-            records = {name: Record() for name in names}
-            for turn, group in enumerate(groups):
-                for place in range(len(names)):
-                    name = names[(place + turn) % len(names)]
-                    _answer(llms[name], records[name], group, params)
-            if not any(records[name].captures for name in names if not name.endswith(ADAPTIVE)):
+        # What was never met before is captured on the way: so all is met again, until there is nothing new; but whoever
+        # remembers texts would have the answers by then.
+        for _ in range(0 if batch == 1 else MEETINGS):
+            before = _meet(llms, [name for name in names if name.partition(",")[0] not in REMEMBER], groups, params)
+            if not any(record.captures for name, record in before.items() if not name.endswith(ADAPTIVE)):
                 break
+        records = _meet(llms, names, groups, params)
         plain, judge = records[names[0]], llms[names[0]]
         for name in names:
             rows.append(_row(measured, name, batch, records[name], plain, judge, questions, params))
@@ -141,6 +140,18 @@ def measure(
     for llm in llms.values():
         llm.close()
     return rows
+
+
+def _meet(
+    llms: dict[str, LLM], names: list[str], groups: list[list[Question]], params: SamplingParams
+) -> dict[str, Record]:
+    """All groups by all methods, in turn."""
+    records = {name: Record() for name in names}
+    for turn, group in enumerate(groups):
+        for place in range(len(names)):
+            name = names[(place + turn) % len(names)]
+            _answer(llms[name], records[name], group, params)
+    return records
 
 
 def _answer(llm: LLM, record: Record, group: list[Question], settings: SamplingParams) -> None:
