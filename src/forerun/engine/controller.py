@@ -43,6 +43,8 @@ DOUBT, SHAPE_DOUBT = 4.0, 40.0
 """Drafts that a guess counts as: of what they gain, and of what sizes gain beside each other."""
 LEVEL_MEMORY, SHAPE_MEMORY, OWN_MEMORY = 80.0, 400.0, 30.0
 """Drafts that a mean is of: of what drafts gain, of what sizes gain beside each other, and of one text's luck."""
+SETTLED = 12.0
+"""What a text's luck must count before its drafts say what a size gains: at first it is a guess."""
 LEAST = 0.05
 """Below this nothing is divided by a gain."""
 CLEARLY = 0.1
@@ -224,10 +226,11 @@ class Controller:
                 continue
             gain, standing = committed - 1, self.texts.setdefault(text, Standing())
             level, shape, luck = (max(LEAST, each.value) for each in (self.level, self.shape[size], standing.luck))
-            if size != times.chosen:
+            if size != times.chosen and standing.luck.count >= SETTLED:
                 self.shape[size].add(gain / (level * luck), luck)
             if times.chosen in (size, PLAIN):
-                self.level.add(gain / (shape * luck), shape * luck)
+                rooted = math.sqrt(luck)  # so that what all texts have in common ends up in the level
+                self.level.add(gain / (shape * rooted), shape * rooted)
                 standing.luck.add(min(8.0, gain / (level * shape)), min(1.0, level * shape))
 
     # --- choosing ----------------------------------------------------------------------------------------------
