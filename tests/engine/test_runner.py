@@ -29,6 +29,8 @@ class Scripted:
     cancelled: list[int] = field(default_factory=list)
     threads: set[int] = field(default_factory=set)
     most: int = 0
+    first: int = 0
+    """How many were there in the first step."""
     go: threading.Event = field(default_factory=threading.Event)
     """Steps wait for it."""
     number: int = 0
@@ -56,6 +58,7 @@ class Scripted:
         assert self.go.wait(10)
         self.threads.add(threading.get_ident())
         self.most = max(self.most, len(self.running))
+        self.first = self.first or len(self.running)
         updates = []
         for number, request in list(self.running.items()):
             if request.prompt == [-1]:
@@ -77,6 +80,16 @@ def ask(first: int, tokens: int = 3, n: int = 1) -> Request:
 
 def tokens_of(updates: Iterator[Update] | Handle) -> list[int]:
     return [token for update in updates for token in update.tokens]
+
+
+def test_what_is_asked_together_begins_together() -> None:
+    """Else the steps of one call would be others every time."""
+    engine = Scripted()
+    engine.go.set()
+    with Runner(engine) as runner:
+        handles = runner.submit_all(ask(first) for first in range(0, 400, 10))
+        assert [tokens_of(handle) for handle in handles] == [[n, n + 1, n + 2] for n in range(0, 400, 10)]
+    assert engine.first == 40
 
 
 @pytest.fixture
