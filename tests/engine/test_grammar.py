@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -327,3 +328,29 @@ def test_a_drawn_token_that_breaks_the_grammar_stays_a_draw_without_a_row() -> N
     assert broken == [frozenset({1})]
     assert tree.children[0, 0].tolist() == [1]
     assert tree.present.tolist() == [[True, True, False]]
+
+
+def test_what_a_drafter_told_of_its_drafts_outlasts_the_grammar() -> None:
+    """What is forced is certain where it stands; what went is told nothing of."""
+    walk = Walk(RUN, frozenset(), VOCABULARY)
+    for token in range(5, 11):
+        assert walk.commit(token)
+    logs = [0.0, *map(math.log, (0.5, 0.3, 0.2, 0.1, 0.15))]
+    trees = [([10, 20, 22, 21, 5, 6], [-1, 0, 0, 0, 1, 2])]
+    for planted in (True, False):
+        told = DraftTree.of_lists(trees, [9], log_values=lambda: [logs])
+        if not planted:
+            tokens, parents = (torch.tensor([own]) for own in trees[0])
+            told = DraftTree.build(tokens, parents, torch.tensor([9]), Drawing.FIXED, log_values=lambda: [logs])
+        tree, _ = constrain(told, [walk], [Room(8, 3)])
+        (shares,) = tree.confidences()
+        assert shares is not None
+        there = [node for nodes, _, _ in tree.lists() for node in nodes]
+        assert [shares[node] for node in there] == pytest.approx([1.0, 0.5, 0.2, 1.0, 1.0])
+
+
+def test_a_forced_step_tells_the_confidences_of_the_texts_beside_it() -> None:
+    walk = Walk(RUN, frozenset(), VOCABULARY)
+    told = DraftTree.of_lists([([30], [-1]), ([7, 8], [-1, 0])], [4, 4], log_values=lambda: [None, [0.0, -1.0]])
+    tree, _ = constrain(told, [walk, None], [Room(2, 2), Room(1, 1)])
+    assert tree.confidences() == [None, pytest.approx([1.0, math.exp(-1.0)])]

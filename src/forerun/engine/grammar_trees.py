@@ -14,13 +14,15 @@ drafter's own draws stay, if x was among what it drew: that says nothing about w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from forerun.core.tree import DraftTree
+from forerun.core.tree import DraftTree, LogValues
 from forerun.engine.grammar_walk import Walk
 
 HOST = torch.device("cpu")
@@ -47,6 +49,7 @@ class _Draws:
     broken: set[int] = field(default_factory=set)  # draws that stay in the tree and have no row in the pass
     forced: list[int] = field(default_factory=list)  # tokens with a row of q of their own
     path: list[int] = field(default_factory=list)  # tokens between the root and where the walk stands
+    certain: set[int] = field(default_factory=set)  # nodes whose token is forced where they stand
 
     def apply(self, walk: Walk, room: Room, silent: int = 0) -> None:
         """`silent` rows of the pass are taken by nodes that are not drafts."""
@@ -102,6 +105,7 @@ class _Draws:
                 self.kept.discard(other)
         if child is None:
             child = self._add(node, token)
+        self.certain.add(child)
         self.draws[node] = [(child, self._row_of(token))]
 
     def _extend(self, walk: Walk, room: Room, silent: int) -> None:
@@ -131,7 +135,20 @@ class _Draws:
         self.parents.append(parent)
         self.draws.append([])
         self.kept.add(len(self.tokens) - 1)
+        self.certain.add(len(self.tokens) - 1)
         return len(self.tokens) - 1
+
+    def values(self, told: Many[float] | None) -> dict[int, float] | None:
+        """Of the nodes that stayed, as `DraftTree.log_values`, from what the drafter told: what is forced is as likely
+        as what it stands behind."""
+        if told is None:
+            return None
+        found = {0: 0.0}
+        for node in sorted(self.kept - {0}):
+            above = self.parents[node]
+            known = node not in self.certain and told[above] > -math.inf
+            found[node] = found[above] + (told[node] - told[above] if known else 0.0)
+        return found
 
     def _row_of(self, token: int) -> int:
         if not self.sampled:
@@ -185,12 +202,14 @@ def _constrain_lists(
     assert tree.planted is not None
     trees: list[tuple[list[int], list[int]]] = []
     counts: list[int] = []
+    made: list[_Draws | None] = []
     for (tokens, parents), silent, walk, room in zip(
         tree.planted.trees, tree.planted.silent, walks, rooms, strict=True
     ):
         if walk is None:
             trees.append((tokens, parents))
             counts.append(silent)
+            made.append(None)
             continue
         end = len(tokens) - silent
         draws: list[list[tuple[int, int]]] = [[] for _ in range(end)]
@@ -198,6 +217,7 @@ def _constrain_lists(
             draws[parents[node]].append((node, 0))
         own = _Draws(tokens[:end], parents[:end], draws, set(range(end)), 0, sampled=False)
         own.apply(walk, room, silent)
+        made.append(own)
         nodes = sorted(own.kept)
         # Behind them the silent nodes that still have somebody to stand behind; these are numbered from `end` on.
         known = {node: place for place, node in enumerate(nodes)}
@@ -212,7 +232,17 @@ def _constrain_lists(
                 kept_parents.append(above)
         trees.append((kept_tokens, kept_parents))
         counts.append(len(beyond))
-    return DraftTree.of_lists(trees, tree.planted.root_positions, counts), [frozenset()] * len(walks)
+    log_values = None if tree.log_values is None else partial(_values_of_lists, tree.log_values, made)
+    grown = DraftTree.of_lists(trees, tree.planted.root_positions, counts, log_values=log_values)
+    return grown, [frozenset()] * len(walks)
+
+
+def _values_of_lists(told: LogValues, made: Many[_Draws | None]) -> list[Many[float] | None]:
+    result: list[Many[float] | None] = []
+    for values, own in zip(told(), made, strict=True):
+        found = None if own is None else own.values(values)
+        result.append(values if found is None else list(found.values()))
+    return result
 
 
 def _constrain_tensors(
@@ -268,7 +298,13 @@ def _built(tree: DraftTree, made: list[_Draws]) -> DraftTree:
         max_depth=depth,
         max_draws=max(sum(map(len, own.draws)) for own in made),
         check=False,
+        log_values=None if tree.log_values is None else partial(_padded_values, tree.log_values, made, size),
     )
+
+
+def _padded_values(told: LogValues, made: Many[_Draws], size: int) -> list[Many[float] | None]:
+    found = [own.values(values) for values, own in zip(told(), made, strict=True)]
+    return [None if own is None else [own.get(node, -math.inf) for node in range(size)] for own in found]
 
 
 def _with_forced(q: Tensor, forced: Many[list[int]]) -> Tensor:
