@@ -29,9 +29,14 @@ REQUESTS = (
 )
 
 
-def lived(method: str, tree: str, tau: float, count: int, *, newcomer: bool = False) -> list[list[tuple[int, ...]]]:
-    """Some steps of some texts, with budgets that end at different depths; what was drafted. A newcomer's states are
-    seen later than those of the others."""
+Told = list[dict[tuple[int, ...], float] | None]
+
+
+def lived(
+    method: str, tree: str, tau: float, count: int, *, newcomer: bool = False, told: Told | None = None
+) -> list[list[tuple[int, ...]]]:
+    """Some steps of some texts, with budgets that end at different depths; what was drafted, and into `told` how likely
+    its drafter found it. A newcomer's states are seen later than those of the others."""
     target: Transformer = target_of(torch.float32).to(DEVICE)
     head = head_of(method.removeprefix("published "), target)
     head.published = method.startswith("published")  # then its states go on normed
@@ -55,6 +60,9 @@ def lived(method: str, tree: str, tau: float, count: int, *, newcomer: bool = Fa
             assert len(paths) <= 1 + budget.nodes
             assert max(map(len, paths)) <= budget.depth
         found += listed
+        if told is not None:
+            for paths, nodes, shares in zip(listed, made.lists(), made.confidences(), strict=True):
+                told.append(None if shares is None else {p: shares[n] for p, n in zip(paths, nodes[0], strict=True)})
         for row, text in enumerate(texts):
             text.commit([*listed[row][-1][: step % 3], 5 + step])
         for row, text in enumerate(texts):
@@ -87,18 +95,26 @@ def test_the_trees_are_the_same(
         return grow(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DeviceGrowth, "grow", counted)
-    in_one_piece = lived(method, tree, tau, count)
+    told: Told = []
+    again: Told = []
+    in_one_piece = lived(method, tree, tau, count, told=told)
     assert len(grown) == 4  # at the first step no states were seen
     monkeypatch.setattr(HeadRun, "grow", lambda *given: None)
-    level_by_level = lived(method, tree, tau, count)
+    level_by_level = lived(method, tree, tau, count, told=again)
     assert len(grown) == 4
     assert in_one_piece == level_by_level
+    assert sum(each is not None for each in told) >= 4 * count
+    for one, other in zip(told, again, strict=True):
+        assert one == (None if other is None else pytest.approx(other, abs=1e-4))
     assert max(map(len, in_one_piece)) > 5
 
 
 def test_a_text_without_states_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has its root alone, and the others grow in one piece."""
-    in_one_piece = lived("eagle3", "dynamic:3,4,12", 1.0, 3, newcomer=True)
+    told: Told = []
+    in_one_piece = lived("eagle3", "dynamic:3,4,12", 1.0, 3, newcomer=True, told=told)
+    assert told[3 + 1] is None
+    assert len(told[3 + 2] or ()) == len(in_one_piece[3 + 2])
     assert in_one_piece[3 + 1] == in_one_piece[6 + 1] == [()]  # the newcomer, in the second and the third step
     assert len(in_one_piece[3 + 2]) > 1
     assert len(in_one_piece[9 + 1]) > 1

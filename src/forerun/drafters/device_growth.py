@@ -120,6 +120,7 @@ class DeviceGrowth:
         self.starts = torch.arange(texts, device=head.device) * spec.width
         self.tails = [torch.full_like(self.starts, level * spec.width) for level in range(spec.depth)]
         self.storage = weakref.ref(storage)
+        self.grown: Nodes | None = None
         self.run = Replayed(self._launch, head.static.graphs, pool, f"trees of {texts} texts")
 
     def grow(self, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
@@ -129,7 +130,13 @@ class DeviceGrowth:
         # Every table but those of numbers has a row for each text of the bucket.
         count = len(sequences)
         own: dict[str, Any] = {name: value[:count] for name, value in vars(tree).items() if isinstance(value, Tensor)}
-        return replace(tree, **own)
+        return replace(tree, **own, log_values=lambda: self._log_values(count))
+
+    def _log_values(self, count: int) -> list[list[float]]:
+        """Of the trees that were grown last: nodes are in the order of their values."""
+        assert self.grown is not None
+        best: Tensor = self.grown.values[:count].sort(dim=1, descending=True, stable=True).values
+        return best[:, : 1 + self.spec.size].tolist()
 
     def bring(self, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget]) -> None:
         """What `run` reads."""
@@ -153,7 +160,7 @@ class DeviceGrowth:
         told, spec, texts = self.told, self.spec, self.table.shape[1]
         rows = self.text.wanted[:texts]
         on = Texts(told["tokens"], rows, told["depths"], self.text.packed)
-        grown = Nodes.room(texts, spec.width, spec.depth, self.table.device)
+        self.grown = grown = Nodes.room(texts, spec.width, spec.depth, self.table.device)
         read, made = self.rows.states(self.text, storage)
         read = read.index_select(0, rows)
         chosen: Chosen | None = None
@@ -210,6 +217,12 @@ def among(tree: DraftTree, members: Many[int], sequences: Many[Sequence]) -> Dra
     tokens = roots.new_zeros(len(sequences), tree.size)
     tokens[:, 0] = roots[:, 0]
     parents = torch.full_like(tokens, -1)
+
+    def log_values() -> list[Many[float] | None]:
+        assert tree.log_values is not None
+        told = dict(zip(members, tree.log_values(), strict=True))
+        return [told.get(b) for b in range(len(sequences))]
+
     return DraftTree.build(
         tokens.index_copy_(0, rows, tree.tokens),
         parents.index_copy_(0, rows, tree.parents),
@@ -218,6 +231,7 @@ def among(tree: DraftTree, members: Many[int], sequences: Many[Sequence]) -> Dra
         max_depth=tree.max_depth,
         width=tree.width,
         check=False,
+        log_values=None if tree.log_values is None else log_values,
     )
 
 
