@@ -230,7 +230,7 @@ def device_heads() -> str:
         "| batch | T | drafter | tokens/s | tokens per pass | speedup | between prompts | drafting | target | rest |",
         "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in result["heads"]:
+    for row in sorted(result["heads"], key=lambda row: int(row["batch"])):
         shares = row["shares"]
         rest = shares["verify"] + shares["rest"]
         lines.append(
