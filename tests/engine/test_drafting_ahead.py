@@ -13,6 +13,7 @@ import torch
 from forerun.core.params import SamplingParams
 from forerun.core.tree import DraftTree
 from forerun.drafters.device_growth import DeviceGrowth
+from forerun.drafters.drafter import Budget
 from forerun.drafters.none import NoDrafter
 from forerun.drafters.rounds import Rounds
 from forerun.drafters.trained import FeatureDrafter
@@ -23,6 +24,7 @@ from forerun.engine.engine import Engine
 from forerun.engine.request import DraftOptions, Request, Update
 from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
+from tests.drafters.models import paths_of
 from tests.models.test_feature_head import head_of, target_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -332,3 +334,31 @@ def test_a_controller_tries_in_short_runs_and_leaves_nobody_out(rounds: list[int
 def test_a_model_of_another_kind_has_no_rounds() -> None:
     model = target()
     assert DraftingAhead.of(model, NoDrafter(), Engine(model, NoDrafter(), slots=64).cache) is None
+
+
+def after_plain_runs(method: str, ahead: int, params: dict[str, Any]) -> tuple[list[list[tuple[int, ...]]], int]:
+    """What is drafted for two texts of which 17 tokens were written without drafts, and in how many steps."""
+    model = target()
+    own = drafter(model, method)
+    engine = Engine(model, own, slots=512, max_ahead=ahead)
+    for number in range(2):
+        engine.add(request(number, draft={"nodes": 0}, **params))
+    steps = 0
+    while not all(len(job.sequence.output) >= 17 for job in engine.scheduler.running) or not steps:
+        engine.step()
+        steps += 1
+    texts = [job.sequence for job in engine.scheduler.running]
+    assert [len(text.output) for text in texts] == [17, 17]
+    made = own.draft(texts, [Budget(12, 4)] * 2).on(torch.device("cpu"))
+    return [paths_of(made, row) for row in range(2)], steps
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_a_head_sees_what_was_written_in_runs(method: str, params: dict[str, Any]) -> None:
+    """Where nothing is drafted for a while, plain decoding goes in runs, and the head drafts on as if it had not."""
+    in_runs, few = after_plain_runs(method, 8, params)
+    one_by_one, many = after_plain_runs(method, 1, params)
+    assert in_runs == one_by_one
+    assert min(map(len, in_runs)) > 5
+    assert few == 3 < many

@@ -17,7 +17,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from forerun.core.sequence import Sequence
 from forerun.core.transfer import Homeward
@@ -35,7 +34,7 @@ from forerun.models.cache import KVCache
 from forerun.models.static.static_pass import Choose
 from forerun.models.storage import Storage
 from forerun.models.store import Store
-from forerun.models.target import Output
+from forerun.models.target import Output, Written
 from forerun.models.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -108,8 +107,10 @@ class SomeLayers:
     def writes_ahead(self) -> bool:
         return self.whole.writes_ahead
 
-    def write_ahead(self, ends: TextEnds, storage: Storage, count: int, choose: Choose | None = None) -> Tensor:
-        return self.whole.write_ahead(ends, storage, count, choose, only=self.only)
+    def write_ahead(
+        self, ends: TextEnds, storage: Storage, count: int, choose: Choose | None = None, layers: Many[int] = ()
+    ) -> Written:
+        return self.whole.write_ahead(ends, storage, count, choose, layers, only=self.only)
 
     def begin(self, sequence: int, prompt: list[int]) -> list[int]:
         return prompt

@@ -297,7 +297,7 @@ class Run:
         texts = len(self._blocks)
         ends = TextEnds(tokens[:, 0], list(self._lengths), [self._blocks[b] for b in range(texts)])
         self.sound = False
-        written = self._model.write_ahead(ends, self._cache.storage, count).T.clamp_min(0)
+        written = self._model.write_ahead(ends, self._cache.storage, count).tokens.T.clamp_min(0)
         self.sound = True
         self.tokens = torch.cat([tokens, written[:, :-1]], 1)
         self.parents = torch.arange(-1, count - 1, device=self._device).expand(texts, -1)

@@ -29,7 +29,7 @@ from forerun.engine.records import records
 from forerun.engine.request import Job, Kind, Request, Update
 from forerun.engine.scheduler import Scheduler, Turn
 from forerun.engine.statistics import Clock, Statistics
-from forerun.engine.writing_ahead import run_length, write
+from forerun.engine.writing_ahead import observations, run_length, write
 from forerun.models.cache import KVCache
 from forerun.models.target import Output, TargetModel
 from forerun.verify.rule import VerificationRule
@@ -241,7 +241,9 @@ class Engine:
         """Several steps of plain decoding at once."""
         try:
             with clock.phase("target"):
-                texts = write(turns, self.target, self.cache, count, self._settings, self._go_on_meanwhile)
+                texts, states = write(
+                    turns, self.target, self.cache, count, self._settings, self.drafter.layers, self._go_on_meanwhile
+                )
         except BaseException:
             self.cache.abandon()
             raise
@@ -252,9 +254,7 @@ class Engine:
                 statistics.count_plain(taken)
             given.append((tokens[:taken], ["bonus"] * taken))
         with clock.phase("draft", learning=True):
-            self.drafter.observe(
-                [_plain_observation(turn, tokens) for turn, (tokens, _) in zip(turns, given, strict=True)]
-            )
+            self.drafter.observe(observations(turns, [tokens for tokens, _ in given], states))
         updates = self._finish_run(turns, given, clock, count)
         self._show(turns, [0] * len(turns), [len(tokens) for tokens, _ in given], clock, count)
         return updates
@@ -393,8 +393,3 @@ class Engine:
             turn.job.statistics.rows += rows
             turn.job.statistics.prompt_passes += turn.budget is None
         self.statistics.prompt_passes += all(turn.budget is None for turn in turns)
-
-
-def _plain_observation(turn: Turn, tokens: list[int]) -> Observation:
-    sequence = turn.job.sequence
-    return Observation(sequence, tokens, {}, sequence.position - len(tokens))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from forerun.core.law import law
 from forerun.core.noise import StepNoise
 from forerun.core.transfer import to_device
-from forerun.drafters.drafter import Drafter
+from forerun.drafters.drafter import Drafter, Observation, StepStates
 from forerun.drafters.none import NoDrafter
 from forerun.engine.judge import takes_the_likeliest, without_drafts
 from forerun.engine.laws import SettingsMemo
@@ -37,7 +38,7 @@ def run_length(turns: Many[Turn], target: TargetModel, drafter: Drafter, cache: 
     if any(turn.budget is None or turn.chain for turn in turns):
         return 1
     drafts = not isinstance(drafter, NoDrafter) and any(turn.budget is not None and turn.budget.nodes for turn in turns)
-    if drafts or drafter.layers or drafter.top:  # or it wants to see what every pass says
+    if drafts or drafter.top:  # or it wants to see what every pass says
         return 1
     if _ways([turn.job for turn in turns]) is None:
         return 1
@@ -55,10 +56,11 @@ def write(
     cache: KVCache,
     count: int,
     settings: SettingsMemo,
+    layers: Many[int],
     meanwhile: Callable[[], None],
-) -> list[list[int]]:
-    """The next `count` tokens of every text. Their slots stay reserved. `meanwhile` is called while they are
-    written."""
+) -> tuple[list[list[int]], list[StepStates]]:
+    """The next `count` tokens of every text, and the states of some layers at those that were read for them. Their
+    slots stay reserved. `meanwhile` is called while they are written."""
     assert isinstance(target, WritesAhead)
     jobs = [turn.job for turn in turns]
     sequences = [job.sequence for job in jobs]
@@ -69,12 +71,21 @@ def write(
         positions=[sequence.position for sequence in sequences],
         blocks=[cache.blocks(sequence.id) for sequence in sequences],
     )
-    tokens = target.write_ahead(ends, cache.storage, count, _choose(jobs, target, settings))
+    written = target.write_ahead(ends, cache.storage, count, _choose(jobs, target, settings), layers)
     meanwhile()
-    texts: list[list[int]] = tokens.T.tolist()
+    texts: list[list[int]] = written.tokens.T.tolist()
     if min(map(min, texts)) < 0:
         raise ValueError("the logits of a row hold NaN or infinity: the model's output is broken")
-    return texts
+    return texts, [StepStates(written.features, count * place, count) for place in range(len(texts))]
+
+
+def observations(turns: Many[Turn], given: Many[list[int]], states: Many[StepStates]) -> list[Observation]:
+    """What a run gave to each text, and the states before it."""
+    found = []
+    for turn, tokens, own in zip(turns, given, states, strict=True):
+        sequence = turn.job.sequence
+        found.append(Observation(sequence, tokens, replace(own, count=len(tokens)), sequence.position - len(tokens)))
+    return found
 
 
 LIKELIEST = "likeliest"

@@ -69,8 +69,20 @@ class WritesAhead(Protocol):
         ...
 
     def write_ahead(
-        self, ends: TextEnds, storage: Storage, count: int, choose: Callable[[Tensor, int], Tensor] | None = None
-    ) -> Tensor:
-        """[count, S] the next tokens of S texts that have slots for `count`: the likeliest (-1 where the logits are
-        broken), or what `choose` makes of the logits [S, V] at each step."""
+        self,
+        ends: TextEnds,
+        storage: Storage,
+        count: int,
+        choose: Callable[[Tensor, int], Tensor] | None = None,
+        layers: Sequence[int] = (),
+    ) -> Written:
+        """The next tokens of S texts that have slots for `count`: the likeliest, or what `choose` makes of the logits
+        [S, V] at each step."""
         ...
+
+
+@dataclass(frozen=True)
+class Written:
+    tokens: Tensor  # [count, S]; -1 where the logits are broken
+    features: dict[int, Tensor] = field(default_factory=dict)
+    """For each layer asked for, [S · count, H]: the states at the tokens that were read, text by text."""

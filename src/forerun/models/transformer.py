@@ -24,7 +24,7 @@ from forerun.models.rope import angles, rotate
 from forerun.models.static.rows import supports
 from forerun.models.static.static_pass import Choose, StaticPass
 from forerun.models.storage import LayerShape, Storage
-from forerun.models.target import Output
+from forerun.models.target import Output, Written
 
 
 @dataclass(frozen=True)
@@ -336,10 +336,11 @@ class Transformer(nn.Module):
         storage: Storage,
         count: int,
         choose: Choose | None = None,
+        layers: Sequence[int] = (),
         only: Sequence[int] | None = None,
-    ) -> Tensor:
+    ) -> Written:
         assert self.static is not None
-        return self.static.write(ends, storage, count, choose, only)
+        return self.static.write(ends, storage, count, choose, layers, only)
 
     def _shared(self, batch: Batch, storage: Storage) -> Pass:
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}

@@ -72,10 +72,11 @@ class Bucket:
         return cls(texts, rows, tail, _rounded(blocks), rows if all_wanted else texts, tuple(layers))
 
     @classmethod
-    def of_ends(cls, ends: TextEnds, feeds: Feeds, only: Sequence[int] | None) -> Bucket:
+    def of_ends(cls, ends: TextEnds, feeds: Feeds, layers: Sequence[int], only: Sequence[int] | None) -> Bucket:
         texts = power_of_two(len(ends.positions))
         blocks = _rounded(max(map(len, ends.blocks)))
-        return cls(texts, texts, 1, blocks, texts, only=None if only is None else tuple(only), feeds=feeds)
+        chosen = None if only is None else tuple(only)
+        return cls(texts, texts, 1, blocks, texts, tuple(layers), chosen, feeds)
 
     @property
     def words(self) -> int:

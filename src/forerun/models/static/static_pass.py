@@ -16,7 +16,7 @@ from forerun.models.static.buffers import BLOCK, MOST_AHEAD, Bucket, Buffers, ad
 from forerun.models.static.capture import Graphs, Replayed
 from forerun.models.static.rows import Result, Rows
 from forerun.models.storage import Storage
-from forerun.models.target import Output
+from forerun.models.target import Output, Written
 
 if TYPE_CHECKING:
     from forerun.models.transformer import Transformer
@@ -57,25 +57,35 @@ class StaticPass:
         return Output(result.logits[:wanted], features, result.likeliest[:wanted])
 
     def write(
-        self, ends: TextEnds, storage: Storage, count: int, choose: Choose | None, only: Sequence[int] | None
-    ) -> Tensor:
-        """[count, S] the next tokens: the likeliest, or what `choose` makes of the logits. The host launches passes and
-        looks at nothing."""
+        self,
+        ends: TextEnds,
+        storage: Storage,
+        count: int,
+        choose: Choose | None,
+        layers: Sequence[int],
+        only: Sequence[int] | None,
+    ) -> Written:
+        """The next tokens: the likeliest, or what `choose` makes of the logits. The host launches passes and looks at
+        nothing."""
         assert count <= MOST_AHEAD
         texts = len(ends.positions)
-        bucket = Bucket.of_ends(ends, "likeliest" if choose is None else "chosen", only)
+        bucket = Bucket.of_ends(ends, "likeliest" if choose is None else "chosen", layers, only)
         captured = self.pass_of(bucket, storage)
         buffers = captured.buffers
         fill_ends(buffers, ends)
         buffers.step.zero_()
+        seen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         for step in range(count):
             result = captured.run()
+            for layer, states in seen.items():
+                states.append(result.features[layer][:texts].clone())
             if choose is not None:
                 tokens = result.likeliest.clone()
                 chosen = choose(result.logits[:texts], step)
                 tokens[:texts] = torch.where(tokens[:texts] < 0, -1, chosen)
                 advance(buffers, tokens)
-        return buffers.written[:count, :texts]
+        features = {layer: torch.stack(states, 1).flatten(0, 1) for layer, states in seen.items()}
+        return Written(buffers.written[:count, :texts], features)
 
     def pass_of(self, bucket: Bucket, storage: Storage) -> Captured:
         """The pass over the rows that are in the buffers of a bucket."""
