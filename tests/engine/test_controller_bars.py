@@ -71,14 +71,13 @@ def test_alone_nearly_as_fast_as_the_best_that_never_changes(name: str, luck: st
 def test_a_little_more_time_is_worth_many_more_tokens() -> None:
     """Sizes that take nearly the same time, as on an accelerator: what a try gains must not be held against a level
     that lags behind."""
-    nodes = {0: 0, 1: 2, 2: 6, 3: 16, 4: 60}
     takes = {0: 4.4, 2: 5.1, 6: 6.1, 16: 6.2, 60: 6.4}
     gains = {0: 0.0, 2: 1.2, 6: 2.0, 16: 2.6, 60: 3.2}
     own, dice, spent, written = Controller(), random.Random(1), 0.0, 0
     for text in range(12):
         for _ in range(40):
             (limit,) = own.limits([text])
-            drafted = nodes[4] if limit is None else limit
+            drafted = 60 if limit is None else limit
             chance = gains[drafted] / (1 + gains[drafted])
             tokens = 1
             while tokens < 8 and dice.random() < chance:

@@ -254,7 +254,7 @@ class Engine:
                 statistics.count_plain(taken)
             given.append((tokens[:taken], ["bonus"] * taken))
         with clock.phase("draft", learning=True):
-            self.drafter.observe(observations(turns, [tokens for tokens, _ in given], states))
+            self.drafter.observe(observations(turns, [tokens for tokens, _ in given], states, count))
         updates = self._finish_run(turns, given, clock, count)
         self._show(turns, [0] * len(turns), [len(tokens) for tokens, _ in given], clock, count)
         return updates

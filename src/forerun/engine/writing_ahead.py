@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -58,9 +57,9 @@ def write(
     settings: SettingsMemo,
     layers: Many[int],
     meanwhile: Callable[[], None],
-) -> tuple[list[list[int]], list[StepStates]]:
-    """The next `count` tokens of every text, and the states of some layers at those that were read for them. Their
-    slots stay reserved. `meanwhile` is called while they are written."""
+) -> tuple[list[list[int]], dict[int, Tensor]]:
+    """The next `count` tokens of every text, and the states of some layers as `Written` has them. Their slots stay
+    reserved. `meanwhile` is called while they are written."""
     assert isinstance(target, WritesAhead)
     jobs = [turn.job for turn in turns]
     sequences = [job.sequence for job in jobs]
@@ -76,15 +75,18 @@ def write(
     texts: list[list[int]] = written.tokens.T.tolist()
     if min(map(min, texts)) < 0:
         raise ValueError("the logits of a row hold NaN or infinity: the model's output is broken")
-    return texts, [StepStates(written.features, count * place, count) for place in range(len(texts))]
+    return texts, written.features
 
 
-def observations(turns: Many[Turn], given: Many[list[int]], states: Many[StepStates]) -> list[Observation]:
-    """What a run gave to each text, and the states before it."""
+def observations(
+    turns: Many[Turn], given: Many[list[int]], features: dict[int, Tensor], count: int
+) -> list[Observation]:
+    """What a run of `count` tokens gave to each text, and the states before it."""
     found = []
-    for turn, tokens, own in zip(turns, given, states, strict=True):
+    for place, (turn, tokens) in enumerate(zip(turns, given, strict=True)):
         sequence = turn.job.sequence
-        found.append(Observation(sequence, tokens, replace(own, count=len(tokens)), sequence.position - len(tokens)))
+        states = StepStates(features, count * place, len(tokens)) if features else {}
+        found.append(Observation(sequence, tokens, states, sequence.position - len(tokens)))
     return found
 
 

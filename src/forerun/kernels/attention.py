@@ -51,10 +51,9 @@ class Plan:
     def choose(cls, batch: int, kv_heads: int, queries: int, max_context: int, size: int, processors: int) -> Plan:
         """`queries` for each key head and sequence. Splits fill the device twice, and get two steps each at least. The
         rest is what measured best on an H200 (docs/log.md): few warps where there are many programs."""
-        tile_m = max(16, power_of_two(queries))
-        if tile_m > 256:  # prompts, and beside them texts of one row
+        tile_m = min(128, max(16, power_of_two(queries)))
+        if queries > 256:  # prompts, and beside them texts of one row
             tile_m = 64
-        tile_m = min(128, tile_m)
         tile_n = 64 if size <= 128 else 32
         programs = batch * kv_heads * -(-queries // tile_m)
         useful = max(1, max_context // (2 * tile_n))
