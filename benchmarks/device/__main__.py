@@ -24,7 +24,7 @@ from forerun.bench.provenance import provenance
 from forerun.bench.questions import Question, read_questions
 from forerun.core.params import SamplingParams
 
-PARTS = ("passes", "texts", "batches", "seeded", "peers", "heads", "throughput", "sampled")
+PARTS = ("passes", "texts", "batches", "seeded", "peers", "heads", "controller", "throughput", "sampled")
 
 
 def main() -> None:
@@ -35,9 +35,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="8B,135M")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--drafters", default=";".join(texts.METHODS), help="separated by ;")
-    parser.add_argument(
-        "--trained", default="", help="folders of trained drafters for the part `heads`, separated by ;"
-    )
+    parser.add_argument("--trained", default="", help="folders of trained drafters, separated by ;")
     parser.add_argument("--batches", default="1,8,32,64", help="of trained drafters")
     parser.add_argument("--questions", type=int, default=8, help="of summarization and of rag each")
     parser.add_argument("--tokens", type=int, default=160)
@@ -108,6 +106,13 @@ def _measure(
                 count = min(len(every), {1: 20, 8: 48}.get(batch, 3 * batch))
                 asked_of = every[:: len(every) // count][:count]
                 add("heads", texts.with_heads(measured, asked_of, others, heads, greedy, sampled, batch))
+    if "controller" in parts and given.trained:
+        with tempfile.TemporaryDirectory() as place:
+            heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
+            for batch in map(int, given.batches.split(",")):
+                count = min(len(every), max(13, 2 * batch))
+                asked_of = every[:: len(every) // count][:count]
+                add("controller", texts.controlled(measured, asked_of, others, heads, greedy, batch))
     if measured.name == "135M":
         lines = (given.data / "prompts_train.jsonl").read_text().splitlines()[:4096]
         asked = [json.loads(line)["turns"][0] for line in lines]

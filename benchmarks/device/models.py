@@ -19,6 +19,8 @@ from forerun.models.transformer import Transformer
 
 DRAFT_LAYERS = 4
 """Of the small model, for a draft model that is often right and often wrong."""
+SHORT = "short"
+"""Its name."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,19 @@ def load(name: str, source: str, device: str, dtype: str = "bfloat16") -> Measur
     if name == "135M":
         small = LoadedModel.load(source, dtype=dtype, device=device)
         assert isinstance(small.target, Transformer)
-        return Measured(name, _beside(small, first_layers(small.target, DRAFT_LAYERS), small.target))
+        return Measured(name, _beside(small, small.target))
     plain = LoadedModel.load(source, dtype="float32", device="cpu")
     assert isinstance(plain.target, Transformer)
     kind = getattr(torch, dtype)
-    draft = first_layers(LoadedModel.load(source, dtype=dtype, device=device).target, DRAFT_LAYERS)
+    there = LoadedModel.load(source, dtype=dtype, device=device)
     large = enlarge(plain.target, find_shape("llama-3-8b"), dtype=kind, device=device)
-    return Measured(name, _beside(plain, draft, large), plain.target.config)
+    return Measured(name, _beside(there, large), plain.target.config)
 
 
-def _beside(model: LoadedModel, draft: Transformer, target: Transformer) -> LoadedModel:
-    return replace(model, target=target, load_beside=lambda name: draft)
+def _beside(model: LoadedModel, target: Transformer) -> LoadedModel:
+    """The target with what `model` can load, and with a part of `model` itself by the name of `SHORT`."""
+    draft, load = first_layers(model.target, DRAFT_LAYERS), model.load_beside
+    return replace(model, target=target, load_beside=lambda name: draft if name == SHORT else load(name))
 
 
 def first_layers(model: Any, count: int) -> Transformer:

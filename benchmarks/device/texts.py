@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.device.models import Measured, in_transformers
+from benchmarks.device.models import SHORT, Measured, in_transformers
 from forerun.bench.questions import Question
 from forerun.core.params import SamplingParams
 from forerun.engine.llm import LLM
 from forerun.models.heads.files import method_of
-from forerun.models.static.capture import captured
+from forerun.models.static.capture import capture_seconds, captured
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
@@ -26,9 +26,9 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "recycling": ("recycling", {}),
     "lookahead": ("lookahead", {}),
     "layer_skip": ("layer_skip", {}),
-    "draft_model, 4": ("draft_model", {"model": "short", "tree": "4"}),
-    "draft_model, 3,2,1": ("draft_model", {"model": "short", "tree": "3,2,1"}),
-    "multi_draft": ("multi_draft", {"models": "short", "samples": 2, "length": 3}),
+    "draft_model, 4": ("draft_model", {"model": SHORT, "tree": "4"}),
+    "draft_model, 3,2,1": ("draft_model", {"model": SHORT, "tree": "3,2,1"}),
+    "multi_draft": ("multi_draft", {"models": SHORT, "samples": 2, "length": 3}),
 }
 TREES = {
     1: ("dynamic:10,6,60", "dynamic:10,7,63"),
@@ -37,6 +37,9 @@ TREES = {
     64: ("dynamic:3,3,3",),
 }
 """Of trained drafters, by the number of texts in a batch: with the root they fill the rows of a captured pass."""
+UNTRAINED = ("ngram", "suffix", "recycling", "lookahead", "combine", "layer_skip")
+GROWING = ("eagle3", "eagle", "mtp")
+"""Trained drafters that have no tree for an accelerator in their folders."""
 ADAPTIVE = ", adaptive"
 MEETINGS = 3
 """At most, of each batch before the one that is timed."""
@@ -57,7 +60,8 @@ class Record:
     """Seconds of the steps that read no prompt, and the tokens that they wrote."""
     written: int = 0
     captures: int = 0
-    """In the time: what a longer run would not meet again."""
+    capturing: float = 0.0
+    """How many there were in the time, and their seconds: what a longer run would not meet again."""
 
 
 def start(measured: Measured, name: str, batch: int, others: list[Question]) -> LLM:
@@ -82,8 +86,15 @@ def start(measured: Measured, name: str, batch: int, others: list[Question]) -> 
 
 
 def trained(measured: Measured, folders: list[Path], place: Path) -> dict[str, dict[str, str]]:
-    """The options of trained heads, but for the tree, by what they are called."""
-    return {method_of(folder): {"path": str(measured.drafter(folder, place))} for folder in folders}
+    """The options of trained drafters, but for the tree, by what they are called."""
+    found = {}
+    for folder in folders:
+        method = method_of(folder)
+        if method == "draft":
+            found["draft_model"] = {"model": str(folder)}
+        else:
+            found[method] = {"path": str(measured.drafter(folder, place))}
+    return found
 
 
 def with_heads(
@@ -107,6 +118,29 @@ def with_heads(
         METHODS[own] = name, {**options, "tree": TREES[batch][0]}
         names.append(own)
     return measure(measured, questions, others, names, [greedy, sampled], batch, {1: first})
+
+
+def controlled(
+    measured: Measured,
+    questions: list[Question],
+    others: list[Question],
+    heads: dict[str, dict[str, str]],
+    settings: SamplingParams,
+    batch: int,
+) -> list[dict[str, Any]]:
+    """Everything that comes with Forerun, with the budget as the engine chooses it, beside plain decoding; alone also
+    with all that it likes to draft."""
+    names = ["none"]
+    for name in (*UNTRAINED, *heads):
+        options = dict(heads.get(name, {}))
+        if name in GROWING:
+            options["tree"] = TREES[batch][0]
+        if batch == 1:
+            METHODS[name] = name, options
+            names.append(name)
+        METHODS[name + ADAPTIVE] = name, options
+        names.append(name + ADAPTIVE)
+    return measure(measured, questions, others, names, [settings], batch)
 
 
 def measure(
@@ -155,13 +189,14 @@ def _meet(
 
 
 def _answer(llm: LLM, record: Record, group: list[Question], settings: SamplingParams) -> None:
-    before, known = _counted(llm), captured()
+    before, known, capturing = _counted(llm), captured(), capture_seconds()
     torch.cuda.synchronize()
     started = time.perf_counter()
     done = llm.generate([question.turns[0] for question in group], settings)
     record.seconds.append(time.perf_counter() - started)
     record.tokens += [each.token_ids for each in done]
     record.captures += captured() - known
+    record.capturing += capture_seconds() - capturing
     after = _counted(llm)
     record.passes += after["target_passes"] - before["target_passes"]
     record.writing += after["writing"] - before["writing"]
@@ -208,6 +243,7 @@ def _row(
         "speedup_writing": record.written / record.writing / (plain.written / plain.writing),
         "reading_seconds": spent - record.writing,
         "captures": record.captures,
+        "capture_seconds": record.capturing,
         "median_ratio": statistics.median(b / a for a, b in pairs),
         "shares": {phase: seconds / spent for phase, seconds in record.phases.items()},
         "identical": len(questions) - len(differences),
@@ -243,7 +279,7 @@ def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['model']:>5} batch {row['batch']:2} {row['drafter']:<19} {row['tokens_per_second']:8.1f} tokens/s, "
         f"{row['tokens_per_pass']:.2f} a pass, {row['speedup']:.2f}× ({row['speedup_writing']:.2f}× between prompts, "
-        f"{row['reading_seconds']:.2f} s of prompts, {row['captures']} captures); "
+        f"{row['reading_seconds']:.2f} s of prompts, {row['captures']} captures in {row['capture_seconds']:.2f} s); "
         f"{row['identical']}/{row['answers']} identical, gaps {gaps}; {shares}"
     )
 

@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 DRAFT = "draft_model"
 """The drafter whose folders are made by a method of another name."""
-DEPTH = 8
+DEPTH = 10
 """How far ahead the drafter is asked."""
 ROUNDS = 3
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
