@@ -45,15 +45,19 @@ class Case:
 
 
 GREEDY = (
+    Case("eagle3", "dynamic:8,12,60"),
+    Case("eagle3", "dynamic:6,11,60"),
     Case("eagle3", "dynamic:8,8,60"),
     Case("eagle3", "dynamic:10,6,60"),
     Case("eagle3", "dynamic:8,6,26"),
     Case("eagle3", "static:60"),
     Case("eagle3", "5"),
+    Case("eagle", "dynamic:8,12,60"),
     Case("eagle", "dynamic:8,8,60"),
     Case("eagle", "dynamic:10,6,60"),
     Case("eagle", "static:60"),
     Case("eagle", "dynamic:8,6,26"),
+    Case("eagle", "dynamic:8,12,26"),
     Case("eagle", "static:26"),
     Case("eagle", "5"),
     Case("mtp", "dynamic:10,6,60"),
@@ -69,6 +73,7 @@ GREEDY = (
     Case("draft", "dynamic:10,6,60"),
 )
 SAMPLED = (
+    Case("eagle3", "dynamic:8,12,60", "", 1.0, True),
     Case("eagle3", "dynamic:8,8,60", "", 1.0, True),
     Case("eagle3", "dynamic:10,6,60", "", 1.0, True),
     Case("eagle3", "dynamic:10,6,60", "sample_match", 1.0),

@@ -3,6 +3,7 @@ decoding's."""
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 TREES = {
     1: ("dynamic:10,6,60", "dynamic:10,7,63"),
-    8: ("dynamic:6,5,15", "dynamic:5,5,11"),
+    8: ("dynamic:4,6,15", "dynamic:5,5,11"),
     32: ("dynamic:4,4,7", "dynamic:3,3,3"),
     64: ("dynamic:3,3,3",),
 }
@@ -40,6 +41,8 @@ TREES = {
 UNTRAINED = ("ngram", "suffix", "recycling", "lookahead", "combine", "layer_skip")
 GROWING = ("eagle3", "eagle", "mtp")
 """Trained drafters that have no tree for an accelerator in their folders."""
+WHOLE_TOO = ("suffix", "combine", *GROWING)
+AT_A_TIME = 4
 ADAPTIVE = ", adaptive"
 MEETINGS = 3
 """At most, of each batch before the one that is timed."""
@@ -128,19 +131,25 @@ def controlled(
     settings: SamplingParams,
     batch: int,
 ) -> list[dict[str, Any]]:
-    """Everything that comes with Forerun, with the budget as the engine chooses it, beside plain decoding; alone also
-    with all that it likes to draft."""
-    names = ["none"]
-    for name in (*UNTRAINED, *heads):
-        options = dict(heads.get(name, {}))
-        if name in GROWING:
-            options["tree"] = TREES[batch][0]
-        if batch == 1:
-            METHODS[name] = name, options
-            names.append(name)
-        METHODS[name + ADAPTIVE] = name, options
-        names.append(name + ADAPTIVE)
-    return measure(measured, questions, others, names, [settings], batch)
+    """What comes with Forerun, with the budget as the engine chooses it; alone the better ones also with all that they
+    like to draft. Some at a time, each time beside plain decoding: they would not fit into memory all together."""
+    drafters = (*UNTRAINED, *heads)
+    rows = []
+    for start_at in range(0, len(drafters), AT_A_TIME):
+        names = ["none"]
+        for name in drafters[start_at : start_at + AT_A_TIME]:
+            options = dict(heads.get(name, {}))
+            if name in GROWING:
+                options["tree"] = TREES[batch][0]
+            if batch == 1 and name in WHOLE_TOO:
+                METHODS[name] = name, options
+                names.append(name)
+            METHODS[name + ADAPTIVE] = name, options
+            names.append(name + ADAPTIVE)
+        rows += measure(measured, questions, others, names, [settings], batch, meetings=1, gaps=False)
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
 
 
 def measure(
@@ -151,23 +160,32 @@ def measure(
     settings: list[SamplingParams],
     batch: int = 1,
     some: dict[int, list[str]] | None = None,
+    meetings: int = MEETINGS,
+    gaps: bool = True,
 ) -> list[dict[str, Any]]:
-    """By all methods in turn, or with the settings of that number by `some` of them."""
-    llms = {name: start(measured, name, batch, others) for name in names}
+    """By all methods in turn, or with the settings of that number by `some` of them; with the `gaps` at which greedy
+    texts part."""
+    llms, rows = {}, []
+    for name in names:
+        try:
+            llms[name] = start(measured, name, batch, others)
+        except ValueError as error:
+            rows.append({"model": measured.name, "drafter": name, "batch": batch, "error": str(error)})
+            print(f"batch {batch} {name}: {error}", flush=True)
+    names = list(llms)
     # Alone, one after the other; else all at once, and whoever ends makes room for the next.
     groups = [[question] for question in questions] if batch == 1 else [questions]
-    rows = []
     every = names
     for number, params in enumerate(settings):
-        names = every if some is None else some.get(number, every)
+        names = [name for name in (every if some is None else some.get(number, every)) if name in llms]
         # What was never met before is captured on the way: so all is met again, until there is nothing new; but whoever
         # remembers texts would have the answers by then.
-        for _ in range(0 if batch == 1 else MEETINGS):
+        for _ in range(0 if batch == 1 else meetings):
             before = _meet(llms, [name for name in names if name.partition(",")[0] not in REMEMBER], groups, params)
             if not any(record.captures for name, record in before.items() if not name.endswith(ADAPTIVE)):
                 break
         records = _meet(llms, names, groups, params)
-        plain, judge = records[names[0]], llms[names[0]]
+        plain, judge = records[names[0]], llms[names[0]] if gaps else None
         for name in names:
             rows.append(_row(measured, name, batch, records[name], plain, judge, questions, params))
             print(_line(rows[-1]), flush=True)
@@ -217,14 +235,14 @@ def _row(
     batch: int,
     record: Record,
     plain: Record,
-    judge: LLM,
+    judge: LLM | None,
     questions: list[Question],
     settings: SamplingParams,
 ) -> dict[str, Any]:
     total = sum(map(len, record.tokens))
     spent = sum(record.phases.values())
     differences = [
-        _difference(judge, question.turns[0], own, right) if settings.greedy else {"gap": None}
+        _difference(judge, question.turns[0], own, right) if judge is not None and settings.greedy else {"gap": None}
         for question, own, right in zip(questions, record.tokens, plain.tokens, strict=True)
         if own != right
     ]

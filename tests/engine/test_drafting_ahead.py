@@ -85,6 +85,21 @@ def plain(requests: list[Request]) -> list[list[int]]:
     return [finished(Engine(target(), NoDrafter(), slots=512), [each])[0] for each in requests]
 
 
+def test_the_first_engine_of_a_target_goes_in_runs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that nobody has prepared yet, as when a server starts."""
+    prepare = Transformer.prepare
+
+    def prepared(model: Transformer) -> None:
+        prepare(model)
+        model.static = StaticPass(model) if model.static is None else model.static
+
+    monkeypatch.setattr(Transformer, "prepare", prepared)
+    fresh = target_of(torch.float32).to(DEVICE)
+    made = drafter(fresh)
+    assert not fresh.prepared
+    assert Engine(fresh, made, slots=512)._ahead is not None
+
+
 class Foresight:
     """Puts what a text will say into its trees, on a path of theirs and for some nodes: a head that knows nothing has
     hardly any draft accepted. By the seeds of texts, which tell them apart, and their positions."""

@@ -143,7 +143,7 @@ def test_buckets_are_few_and_hold_what_they_must() -> None:
         assert bucket.tail == 8
         assert 5 * texts <= bucket.rows == bucket.wanted < 2 * 5 * texts
         sizes.add(bucket.rows)
-    assert sizes == {64, 96, 128, 192, 256, 384}
+    assert sizes == {64, 96, 128, 192, 256, 320}
 
 
 def test_a_broken_row_is_told_by_its_likeliest_token() -> None:

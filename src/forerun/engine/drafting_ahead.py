@@ -63,8 +63,11 @@ class DraftingAhead:
         if not isinstance(target, Transformer) or not isinstance(drafter, FeatureDrafter):
             return None
         head = drafter.ahead.model
-        static = isinstance(head, Transformer) and head.static is not None and target.static is not None
-        return cls(target, drafter, cache) if static and cache.storage.whole is not None else None
+        if not isinstance(head, Transformer) or head.static is None or cache.storage.whole is None:
+            return None
+        if not target.prepared:  # else the first engine of a target would never know
+            target.prepare()
+        return cls(target, drafter, cache) if target.static is not None else None
 
     def begin(self, turns: Many[Turn], most: int, settings: SettingsMemo) -> Run | None:
         """A run of up to `most` rounds, with what it needs reserved in both caches; None where every round has to be

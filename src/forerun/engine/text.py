@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -26,6 +27,8 @@ WINDOW = 24
 
 class Detokenizer(Protocol):
     """The part of a tokenizer that is needed here. Special tokens have no text."""
+
+    def __hash__(self) -> int: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -90,8 +93,8 @@ class _Kind(Enum):
     BYTE = auto()
 
 
-class _Window:
-    """The last tokens, and how much of their text is settled.
+class _Kinds:
+    """Of a tokenizer's tokens, as they are met.
 
     Two kinds of tokenizers know bytes. Byte-level ones join all bytes and then read them, so that only an unfinished
     character at the very end is open. SentencePiece reads each run of byte tokens by itself, and shows a run that is
@@ -99,11 +102,42 @@ class _Window:
     """
 
     def __init__(self, tokenizer: Detokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._decode = tokenizer.decode
         spelled = tokenizer.encode(RARE)
         self._stray = [token for token in spelled if tokenizer.decode([token]) == REPLACEMENT][-1:]
         self._whole_runs = bool(self._stray) and RARE not in tokenizer.decode([*spelled, *self._stray])
-        self._kinds: dict[int, _Kind] = {}
+        self._known: dict[int, _Kind] = {}
+
+    def of(self, token: int) -> _Kind:
+        kind = self._known.get(token)
+        if kind is None:
+            kind = self._known[token] = self._find(token)
+        return kind
+
+    def _find(self, token: int) -> _Kind:
+        text = self._decode([token, token])  # twice, since one space may have no text at the beginning
+        if not text:
+            return _Kind.SILENT
+        # A stray byte after tokens of a run changes their text too.
+        if self._whole_runs and (
+            REPLACEMENT in text or not self._decode([token, token, *self._stray]).startswith(text)
+        ):
+            return _Kind.BYTE
+        return _Kind.PLAIN
+
+
+@lru_cache(maxsize=16)
+def _kinds_of(tokenizer: Detokenizer) -> _Kinds:
+    """All texts of a model have the same."""
+    return _Kinds(tokenizer)
+
+
+class _Window:
+    """The last tokens, and how much of their text is settled."""
+
+    def __init__(self, tokenizer: Detokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._kinds = _kinds_of(tokenizer)
         self._tokens: list[int] = []
         self._text: str | None = ""
         """Of these tokens; none after a byte, until someone asks."""
@@ -112,13 +146,12 @@ class _Window:
 
     def push(self, token: int) -> str:
         """The text that is settled now and was not before."""
-        if token not in self._kinds:
-            self._kinds[token] = self._kind(token)
-        if self._kinds[token] is _Kind.SILENT:
+        kind = self._kinds.of(token)
+        if kind is _Kind.SILENT:
             return ""
         self._tokens.append(token)
         self._text = None
-        if self._kinds[token] is _Kind.BYTE:
+        if kind is _Kind.BYTE:
             return ""
         before, text = self._settled, self._decoded()
         self._settled = max(before, _certain(text))  # some tokenizers take a space back when a full stop follows
@@ -136,16 +169,6 @@ class _Window:
         if self._text is None:
             self._text = self._tokenizer.decode(self._tokens)
         return self._text
-
-    def _kind(self, token: int) -> _Kind:
-        decode = self._tokenizer.decode
-        text = decode([token, token])  # twice, since one space may have no text at the beginning
-        if not text:
-            return _Kind.SILENT
-        # A stray byte after tokens of a run changes their text too.
-        if self._whole_runs and (REPLACEMENT in text or not decode([token, token, *self._stray]).startswith(text)):
-            return _Kind.BYTE
-        return _Kind.PLAIN
 
 
 def _certain(text: str) -> int:

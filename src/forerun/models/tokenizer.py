@@ -17,6 +17,7 @@ class Tokenizer:
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped
+        self._backend = _decoding_backend(wrapped)
 
     @property
     def in_transformers(self) -> Any:
@@ -41,9 +42,11 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        text: str = self._wrapped.decode(
-            list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
-        )
+        text: str
+        if self._backend is not None:
+            text = self._backend.decode(list(ids), skip_special_tokens=skip_special)
+        else:
+            text = self._wrapped.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         return text
 
     @property
@@ -100,6 +103,18 @@ class Tokenizer:
         special = set(self._wrapped.all_special_ids) | set(self._wrapped.added_tokens_decoder)
         ids = self.encode(behind.lstrip(), special=False)
         return ids[0] if ids and ids[0] in special else None
+
+
+def _decoding_backend(wrapped: Any) -> Any | None:
+    """The tokenizer behind one of `transformers`, if that adds nothing to what it decodes but time: a token of every
+    text is decoded in every step, and most of that time went into finding out what kind of list it is."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(wrapped)
+    if not isinstance(wrapped, PreTrainedTokenizerFast):
+        return None
+    as_it_is = kind._decode is PreTrainedTokenizerFast._decode and kind.decode is PreTrainedTokenizerFast.decode
+    return wrapped.backend_tokenizer if as_it_is else None
 
 
 def _id(value: Any) -> int | None:

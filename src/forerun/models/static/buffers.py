@@ -24,6 +24,8 @@ LEAST_BLOCKS = 64
 LEAST_ROWS = 16
 LEAST_HALF = 64
 """Up to so many rows a pass takes as long as over the next power of two."""
+LEAST_STEPS, MOST_STEPS, STEP = 256, 512, 64
+"""Between so many rows a pass takes as long as it has rows, and they are counted in such steps."""
 TAILS = (16, 64, 512)
 TAILS_OF_MANY = (4, 8, 16, 32, 64, 512)
 MANY = 8
@@ -100,7 +102,9 @@ class Bucket:
 
 
 def _rounded_rows(rows: int) -> int:
-    """To a power of two, or half-way to one where rows begin to cost."""
+    """To a power of two, or half-way to one where rows begin to cost, and more finely where rows are all that costs."""
+    if LEAST_STEPS < rows <= MOST_STEPS:
+        return -(-rows // STEP) * STEP
     rounded = power_of_two(rows)
     between = 3 * rounded // 4
     return between if LEAST_HALF < rows <= between else rounded
