@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import certificates
+from benchmarks import certificates, serve_tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/log.md")
@@ -342,6 +342,11 @@ def quick_bench() -> str:
     return "\n".join([*lines, "", footnote(result)])
 
 
+def _of(name: str, table: Callable[[dict[str, Any]], str]) -> str:
+    result = load(name)
+    return f"{table(result)}\n\n{footnote(result)}"
+
+
 def _quick_cells(row: dict[str, Any] | None) -> str:
     if row is None or row["speedup"] is None:
         return "failed | |"
@@ -360,8 +365,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "quick-bench": quick_bench,
     "row-cost": row_cost,
     "rules": rules,
+    "serve-load": lambda: _of("serve-load", serve_tables.load),
+    "serve-speed": lambda: _of("serve_speed", serve_tables.speed),
     "spec-bench": spec_bench,
     "spec-bench-categories": spec_bench_categories,
+    "structured": lambda: _of("structured", serve_tables.structured),
     "trained": trained,
     "trained-cpu": trained_cpu,
     "verification-cpu": lambda: verification("verification-cpu"),

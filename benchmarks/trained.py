@@ -98,7 +98,9 @@ def main() -> None:
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--device")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument(
+        "--batch", type=int, default=1, help="beside prompts others are not drafted for: 1 counts only drafts"
+    )
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--limit", type=int, help="questions of each category")
     parser.add_argument("--methods", help="only these, with commas between")

@@ -65,7 +65,7 @@ class Engine:
     ) -> None:
         """`max_ahead`: tokens that plain decoding writes on a device before the host looks; `max_drafting`: texts of a
         step up to which drafts are made; `prompts_alone` lets texts wait while others are read; a `controller`
-        chooses how much is drafted, for any number of texts."""
+        chooses how much is drafted."""
         if max_batch < 1 or max_rows <= max_batch:
             raise ValueError(f"max_batch is {max_batch} and max_rows {max_rows}: a step needs a row for each text")
         if drafter.branches and not target.branches:
@@ -73,7 +73,7 @@ class Engine:
         self.target, self.drafter, self.rule, self.trace = target, drafter, rule, trace
         self.max_ahead, self.controller = max_ahead, controller
         if max_drafting is None:
-            max_drafting = max_batch if controller is not None else most_drafting(target, drafter)
+            max_drafting = most_drafting(target, drafter)
         self.cache = KVCache(target.new_storage(slots))
         if isinstance(drafter, SharesCache):
             drafter.share(self.cache)
