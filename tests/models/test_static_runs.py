@@ -112,16 +112,28 @@ def test_a_run_ends_with_the_context_and_with_the_cache() -> None:
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SEEDED: dict[str, Any] = {"temperature": 1.5, "seed": 1}
 DRAWN: dict[str, Any] = {"temperature": 1.0, "top_k": 1}
+OTHERWISE: dict[str, Any] = {**DRAWN, "rule": "sample_match"}
 
 
 @pytest.mark.parametrize(
     ("kinds", "together"),
-    [([GREEDY, SEEDED], True), ([GREEDY, DRAWN], True), ([SEEDED, DRAWN], False), ([GREEDY, SEEDED, DRAWN], False)],
+    [
+        ([GREEDY, SEEDED], True),
+        ([GREEDY, DRAWN], True),
+        ([GREEDY, OTHERWISE], True),
+        ([SEEDED, DRAWN], True),
+        ([SEEDED, OTHERWISE], False),
+        ([GREEDY, SEEDED, OTHERWISE], False),
+    ],
 )
 def test_texts_of_different_rules_do_not_share_a_run(kinds: list[dict[str, Any]], together: bool) -> None:
     """But for greedy ones, whose law has one token, whichever way it is drawn."""
     plain, static = models("two share, tied")
-    requests = [Request([5, 6, 7 + n], SamplingParams(**kind, max_tokens=13)) for n, kind in enumerate(kinds)]
+    requests = []
+    for number, kind in enumerate(kinds):
+        params = {name: value for name, value in kind.items() if name != "rule"}
+        asked = SamplingParams(**params, max_tokens=13)
+        requests.append(Request([5, 6, 7 + number], asked, rule=kind.get("rule")))
     engine = Engine(static, NoDrafter(), slots=512, max_ahead=12)
     for request in requests:
         engine.add(request)
