@@ -154,9 +154,15 @@ def test_drafts_are_those_of_the_slow_way(method: str, tree: str, vocabulary: bo
 
 @pytest.mark.parametrize("method", FEATURE)
 @pytest.mark.parametrize("rows", [512, 11])
-def test_what_is_seen_of_long_texts_is_read_at_once(method: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["observed", "drafted"])
+def test_what_is_seen_of_long_texts_is_read_at_once(
+    method: str, rows: int, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of all of them together, in as many passes as it takes."""
-    monkeypatch.setitem(head_ahead.MOST_WAITING, "cpu", 5)
+    if when == "observed":
+        monkeypatch.setattr(head_ahead, "MOST_WAITING", 5)
+    else:
+        monkeypatch.setitem(head_ahead.MOST_UNREAD, "cpu", 5)
     monkeypatch.setattr(head_ahead, "PASS_ROWS", rows)
     read: list[int] = []
     reading = head_ahead.HeadAhead._read

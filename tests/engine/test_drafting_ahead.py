@@ -15,9 +15,11 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.device_growth import DeviceGrowth
 from forerun.drafters.drafter import Budget
 from forerun.drafters.none import NoDrafter
+from forerun.drafters.recycling import Options, Recycling
 from forerun.drafters.rounds import Rounds
 from forerun.drafters.trained import FeatureDrafter
 from forerun.drafters.tree_spec import TreeSpec
+from forerun.engine import scheduler
 from forerun.engine.controller import Controller
 from forerun.engine.drafting_ahead import DraftingAhead
 from forerun.engine.engine import Engine
@@ -97,7 +99,7 @@ def test_the_first_engine_of_a_target_goes_in_runs_too(monkeypatch: pytest.Monke
     fresh = target_of(torch.float32).to(DEVICE)
     made = drafter(fresh)
     assert not fresh.prepared
-    assert Engine(fresh, made, slots=512)._ahead is not None
+    assert Engine(fresh, made, slots=512).ahead is not None
 
 
 class Foresight:
@@ -253,12 +255,13 @@ def test_who_may_not_draft_goes_along(rounds: list[int]) -> None:
     assert [bool(drafted[number]) for number in numbers] == [True, False, True]
 
 
-def test_nothing_is_drafted_beside_long_prompts(rounds: list[int]) -> None:
+def test_many_texts_draft_nothing_beside_long_prompts(rounds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """On an accelerator; and what was not drafted for in the meantime is read before the next run."""
     model = target()
-    for beside, drafts in ((20, False), (None, True)):
+    for beside, few, drafts in ((20, 1, False), (20, 2, True), (512, 1, True)):
+        monkeypatch.setattr(scheduler, "FEW", few)
         engine = Engine(model, drafter(model), slots=512)
-        engine.scheduler.max_beside = 512 if beside is None else beside
+        engine.scheduler.max_beside = beside
         first, second = request(0, 60, **GREEDY), request(1, 20, **GREEDY)
         number = engine.add(first)
         texts: dict[int, list[int]] = {number: []}
@@ -377,3 +380,17 @@ def test_a_head_sees_what_was_written_in_runs(method: str, params: dict[str, Any
     assert in_runs == one_by_one
     assert min(map(len, in_runs)) > 5
     assert few == 3 < many
+
+
+def test_a_drafter_sees_what_was_likely_also_where_nothing_is_drafted() -> None:
+    """Plain decoding goes in runs then, and brings along what single steps would have shown."""
+    tables = []
+    for ahead in (1, 8):
+        model = target()
+        made = Recycling(Options(top=3), model.vocab_size)
+        engine = Engine(model, made, slots=512, max_ahead=ahead)
+        asked = [request(number, 20, **GREEDY, draft={"nodes": 0}) for number in range(3)]
+        assert finished(engine, asked) == plain(asked)
+        tables.append(made.table.copy())
+    assert (tables[0] == tables[1]).all()
+    assert (tables[0] >= 0).any(1).sum() > 5

@@ -33,10 +33,13 @@ from forerun.models.cache import KVCache
 from forerun.models.heads.feature_head import FeatureHead
 from forerun.models.target import Output
 
-MOST_WAITING = {"cpu": 512}
-MOST_WAITING_ELSEWHERE = 32
-"""More observed states than these are read at once, without waiting for a run. A text for which nothing is
-drafted should cost nothing; but an accelerator captures every number of rows that a run begins with on its own."""
+MOST_WAITING = 512
+"""More observed states than these are read at once, without waiting for a run: a text for which nothing is drafted
+should cost nothing."""
+MOST_UNREAD = {"cpu": MOST_WAITING}
+MOST_UNREAD_ELSEWHERE = 32
+"""With more of them a run does not begin before they are read: an accelerator captures every number of rows that a run
+begins with on its own."""
 PASS_ROWS = 512
 """A long text is read in passes of so many rows."""
 
@@ -56,7 +59,7 @@ class HeadAhead:
         self.model = head
         self.cache = KVCache(head.new_storage(slots))
         self._texts: dict[int, Waiting] = {}
-        self._most_waiting = MOST_WAITING.get(head.device.type, MOST_WAITING_ELSEWHERE)
+        self._most_unread = MOST_UNREAD.get(head.device.type, MOST_UNREAD_ELSEWHERE)
         self.in_c = GrowthInC(head)
         self.on_device = Growths(head, self.cache.storage)
 
@@ -81,9 +84,7 @@ class HeadAhead:
         pieces = self._pieces([seen.features for seen, _ in taken])
         for (_, waiting), piece in zip(taken, pieces, strict=True):
             waiting.add(piece)
-        long = [seen.sequence for seen, waiting in taken if waiting.rows > self._most_waiting]
-        if long:
-            self._read(long)
+        self._read_down([seen.sequence for seen, _ in taken], MOST_WAITING)
 
     def _pieces(self, features: Many[Mapping[int, Tensor]]) -> list[Piece]:
         """The states of each text, of all of which the head will make what it reads in one go."""
@@ -101,6 +102,8 @@ class HeadAhead:
         """Whoever finds the cache full, or has states missing, sits out."""
         # All of them first: what they had reserved is free then.
         self._settle([sequence for sequence in sequences if sequence.id in self._texts])
+        asked = [sequence for sequence, rows in zip(sequences, wanted, strict=True) if rows is not None]
+        self._read_down(asked, self._most_unread)
         return self._start(sequences, wanted)
 
     def _start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
@@ -136,11 +139,8 @@ class HeadAhead:
     def open_rounds(self, sequences: Many[Sequence], most: int, rows: int) -> HeadRun | None:
         """With room for `rows` behind what is unread, which is brought down to `most` rows of each text; None where
         somebody could not take part. The roots are not read yet."""
-        seen = [sequence for sequence in sequences if sequence.id in self._texts]
-        self._settle(seen)
-        long = [sequence for sequence in seen if self._texts[sequence.id].rows > most]
-        if long:
-            self._read(long)
+        self._settle([sequence for sequence in sequences if sequence.id in self._texts])
+        self._read_down(sequences, most)
         unread = [self._texts[sequence.id].rows if sequence.id in self._texts else 0 for sequence in sequences]
         needed = sum(
             self.cache.blocks_for(sequence.id, own + rows) for sequence, own in zip(sequences, unread, strict=True)
@@ -197,11 +197,17 @@ class HeadAhead:
             waiting.run, waiting.in_run = None, 0
         self.cache.commit(kept)
 
+    def _read_down(self, sequences: Many[Sequence], most: int) -> None:
+        """Such that no text has more than `most` unread rows."""
+        long = [each for each in sequences if each.id in self._texts and self._texts[each.id].rows > most]
+        if long:
+            self._read(long)
+
     def _read(self, sequences: Many[Sequence]) -> None:
         """Read the observed states, but for the last of each text: its row is the root's of the next run."""
         self._settle(sequences)
         while True:
-            segments: list[Segment] = []
+            texts: list[TextRows] = []
             states: list[Tensor] = []
             left = PASS_ROWS
             for sequence in sequences:
@@ -213,18 +219,17 @@ class HeadAhead:
                     self._drop(number)
                     continue
                 self.cache.reserve(number, rows)
-                context, own = self.cache.slots(number)
-                start = context.shape[0]
-                tokens = torch.tensor(sequence.tokens[start + 1 : start + 1 + rows])
-                places, blocks = torch.arange(start, start + rows), self.cache.blocks(number)
-                segments.append(Segment(number, tokens, places, None, context, own, 0, blocks=blocks))
+                held = self.cache.committed(number)
+                tokens = sequence.tokens[held + 1 : held + 1 + rows]
+                blocks, size = self.cache.blocks(number), self.cache.block_size
+                texts.append(TextRows(number, rows, tokens, None, held, blocks, size, logits=0))
                 states.append(waiting.first(rows))
                 waiting.drop(rows)
                 left -= rows
-            if not segments:
+            if not texts:
                 return
-            self.model.forward_rows(Batch.pack(segments, features=torch.cat(states)), self.cache.storage)
-            self.cache.commit({segment.sequence: range(segment.rows) for segment in segments})
+            self.model.forward_rows(Batch(texts=tuple(texts), features=torch.cat(states)), self.cache.storage)
+            self.cache.commit({text.sequence: range(text.rows) for text in texts})
 
 
 def _within(spec: TreeSpec, nodes: int) -> TreeSpec:

@@ -108,9 +108,15 @@ class SomeLayers:
         return self.whole.writes_ahead
 
     def write_ahead(
-        self, ends: TextEnds, storage: Storage, count: int, choose: Choose | None = None, layers: Many[int] = ()
+        self,
+        ends: TextEnds,
+        storage: Storage,
+        count: int,
+        choose: Choose | None = None,
+        layers: Many[int] = (),
+        top: int = 0,
     ) -> Written:
-        return self.whole.write_ahead(ends, storage, count, choose, layers, only=self.only)
+        return self.whole.write_ahead(ends, storage, count, choose, layers, top, only=self.only)
 
     def begin(self, sequence: int, prompt: list[int]) -> list[int]:
         return prompt

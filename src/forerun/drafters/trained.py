@@ -59,14 +59,13 @@ class SideDrafter:
         self.drawing, self.branches = spec.drawing, spec.branches
         self.layers = (heads.layer,)
         self.history = History(vocabulary, heads.device)
-        self._states: dict[int, tuple[int, Tensor]] = {}  # the position of the last state, and the state [H]
+        self._seen: dict[int, Observation] = {}  # what was observed of each text last
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         budgets = [Budget(budget.nodes, min(budget.depth, self.heads.count)) for budget in budgets]
-        found = [self._states.get(sequence.id, (-1, None)) for sequence in sequences]
         states = [
-            state if at == sequence.position - 1 and budget.nodes > 0 and budget.depth > 0 else None
-            for (at, state), sequence, budget in zip(found, sequences, budgets, strict=True)
+            self._state(sequence) if budget.nodes > 0 and budget.depth > 0 else None
+            for sequence, budget in zip(sequences, budgets, strict=True)
         ]
         present = [state for state in states if state is not None]
         logits = None
@@ -77,17 +76,24 @@ class SideDrafter:
         return grow(self.spec, self.vocabulary, self.history, sequences, run, budgets, tau=self.tau)
 
     def observe(self, observations: Many[Observation]) -> None:
-        for seen in observations:
-            states = seen.features[self.heads.layer]
-            if len(states):
-                self._states[seen.sequence.id] = seen.start + len(states) - 1, states[-1]
+        """Where nothing is drafted this should cost nothing."""
+        self._seen.update((seen.sequence.id, seen) for seen in observations)
 
     def last_state(self, sequence: Sequence) -> Tensor:
         """[H] what was observed of it last."""
-        return self._states[sequence.id][1]
+        state: Tensor = self._seen[sequence.id].features[self.heads.layer][-1]
+        return state
+
+    def _state(self, sequence: Sequence) -> Tensor | None:
+        """[H] at the last token but one; None where that was not observed."""
+        seen = self._seen.get(sequence.id)
+        if seen is None:
+            return None
+        states = seen.features[self.heads.layer]
+        return states[-1] if len(states) and seen.start + len(states) == sequence.position else None
 
     def forget(self, sequence: Sequence) -> None:
-        self._states.pop(sequence.id, None)
+        self._seen.pop(sequence.id, None)
         self.history.forget(sequence)
 
 

@@ -15,6 +15,7 @@ from forerun.engine.completion import Transcript
 from forerun.engine.controller import Controller
 from forerun.engine.engine import MAX_ROWS, Engine
 from forerun.engine.loaded import LoadedModel, default_slots
+from forerun.engine.preparing import prepare
 from forerun.engine.request import DraftOptions, Request
 from forerun.engine.text import StopWatcher
 from forerun.models.transformer import Transformer
@@ -50,6 +51,8 @@ def build_engine(
         rule=rule,
         controller=controller,
     )
+    if adaptive:
+        prepare(engine)
     sees_enough = not made.layers or isinstance(made, SideDrafter | Resumes)  # the first needs the last state alone
     if isinstance(made, Resumes):
         engine.scheduler.resume = made.resume

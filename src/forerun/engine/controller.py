@@ -63,6 +63,8 @@ POOR = 0.8
 """How much less than the time of its rows a text's drafts give before it is left out."""
 UNKNOWN = 1.4
 """What the first step with drafts is guessed to take, in plain steps."""
+MOST_BESIDE = 8.0
+"""Plain steps that a try may have taken beside itself before something else is to blame."""
 BEYOND = 1.5
 """How much longer than foreseen a try takes before something else is to blame."""
 
@@ -183,12 +185,21 @@ class Controller:
         worthy = self._worthy(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
         return [SIZES[times.chosen] if drafts else 0 for drafts in worthy]
 
-    def observe(self, texts: Many[int], drafted: Many[int], tokens: Many[int], seconds: float, steps: int = 1) -> None:
+    def observe(
+        self,
+        texts: Many[int],
+        drafted: Many[int],
+        tokens: Many[int],
+        seconds: float,
+        steps: int = 1,
+        beside: float = 0.0,
+    ) -> None:
         """What came of the step: how much was drafted for each text and how many tokens were committed, in `steps`
-        passes. Steps that read prompts are not shown."""
+        passes. Steps that read prompts are not shown. `beside` are seconds that it took this time and need not take
+        again, as for what was put off until something is drafted."""
         times = self._times(len(texts))
         size = self._size if any(drafted) else PLAIN
-        self._settle(times, size, texts, tokens, seconds, steps)
+        self._settle(times, size, texts, tokens, seconds, steps, beside)
         first, unknown = not any(each.of(PLAIN) for each in self.times.values()), times.of(PLAIN) is None
         if size == PLAIN or 2 * len(self._drafting) > len(texts):  # else it says little of the size
             times.add(size, seconds / steps)
@@ -206,7 +217,16 @@ class Controller:
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def _settle(self, times: Times, size: int, texts: Many[int], tokens: Many[int], seconds: float, steps: int) -> None:
+    def _settle(
+        self,
+        times: Times,
+        size: int,
+        texts: Many[int],
+        tokens: Many[int],
+        seconds: float,
+        steps: int,
+        beside: float,
+    ) -> None:
         """What was lost is the time beyond what the best would have taken for as many tokens; what a pause of the
         machine or a first step took besides was not lost by trying."""
         best = times.of(times.chosen)
@@ -216,7 +236,8 @@ class Controller:
         if size != times.chosen:
             usual = self._tokens(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
             likely = BEYOND * steps * self._foreseen(times, len(texts), size)
-            self.credit -= max(0.0, min(seconds, likely) - sum(tokens) / usual * best)
+            taken = min(seconds, likely) + min(beside, MOST_BESIDE * best)
+            self.credit -= max(0.0, taken - sum(tokens) / usual * best)
         self.credit = min(self.credit, SAVED * best)
 
     def _learn(self, times: Times, size: int, texts: Many[int], drafted: Many[int], tokens: Many[int]) -> None:

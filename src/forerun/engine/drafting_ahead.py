@@ -9,7 +9,7 @@ last; what a text was given after its end is dropped, as drafts are that were ac
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -109,11 +109,23 @@ class DraftingAhead:
         spec = self.drafter.spec
         if 2 * len(allowed) < len(turns) or not fits(spec) or spec.width > self.head.model.vocab_size:
             return None
-        nodes = min(allowed)
+        return self._within(min(allowed))
+
+    def _within(self, nodes: int) -> TreeSpec:
+        spec = self.drafter.spec
         if spec.size <= nodes:
             return spec
         size = max(size for size in SMALLER if size <= nodes)
         return replace(spec, numbers=(min(spec.width, size), min(spec.depth, size), size))
+
+    def prepare(self, texts: int, nodes: Iterable[int]) -> None:
+        """Capture the rounds of so many texts, with trees within each of the `nodes`."""
+        spec = self.drafter.spec
+        if not fits(spec) or spec.width > self.head.model.vocab_size:
+            return
+        for spec in dict.fromkeys(self._within(each) for each in nodes if each):
+            for raced in (False, True):
+                self.rounds.of(spec, texts, (1, 1), raced, self.drafter.tau)
 
 
 LIKELIEST = "likeliest"

@@ -87,9 +87,9 @@ class Engine:
             prompts_alone=prompts_alone,
             controller=controller,
         )
-        self._ahead = DraftingAhead.of(target, drafter, self.cache)
+        self.ahead = DraftingAhead.of(target, drafter, self.cache)
         if controller is not None:
-            controller.together = self._ahead is not None
+            controller.together = self.ahead is not None
         self.meanwhile: Callable[[], None] | None = None
         """Called in every step: on an accelerator while it works, so that what it does costs nothing there."""
         self.called: Callable[[], bool] = bool
@@ -156,9 +156,9 @@ class Engine:
         count = run_length(turns, self.target, self.drafter, self.cache, 1 if self.trace else self.max_ahead)
         if count > 1:
             return [*cancelled, *self._write_ahead(turns, count, clock)]
-        if self._ahead is not None and self.trace is None:
+        if self.ahead is not None and self.trace is None:
             trying = self.controller is not None and self.controller.trying
-            run = self._ahead.begin(turns, min(2, self.max_ahead) if trying else self.max_ahead, self._settings)
+            run = self.ahead.begin(turns, min(2, self.max_ahead) if trying else self.max_ahead, self._settings)
             if run is not None:
                 return [*cancelled, *self._draft_ahead(run, clock)]
         jobs = [turn.job for turn in turns if turn.budget is not None]
@@ -239,10 +239,11 @@ class Engine:
 
     def _write_ahead(self, turns: list[Turn], count: int, clock: Clock) -> list[Update]:
         """Several steps of plain decoding at once."""
+        layers, top = self.drafter.layers, self.drafter.top if len(turns) <= self.scheduler.max_drafting else 0
         try:
             with clock.phase("target"):
-                texts, states = write(
-                    turns, self.target, self.cache, count, self._settings, self.drafter.layers, self._go_on_meanwhile
+                texts, written = write(
+                    turns, self.target, self.cache, count, self._settings, layers, top, self._go_on_meanwhile
                 )
         except BaseException:
             self.cache.abandon()
@@ -254,7 +255,7 @@ class Engine:
                 statistics.count_plain(taken)
             given.append((tokens[:taken], ["bonus"] * taken))
         with clock.phase("draft", learning=True):
-            self.drafter.observe(observations(turns, [tokens for tokens, _ in given], states, count))
+            self.drafter.observe(observations(turns, [tokens for tokens, _ in given], written, count))
         updates = self._finish_run(turns, given, clock, count)
         self._show(turns, [0] * len(turns), [len(tokens) for tokens, _ in given], clock, count)
         return updates
@@ -375,10 +376,12 @@ class Engine:
         self, turns: list[Turn], drafted: list[int], tokens: list[int], clock: Clock, steps: int = 1, share: int = 1
     ) -> None:
         """To the controller, what came of `steps` passes, or of one of `share` that the clock has timed. Where a device
-        goes on by itself, what the host takes besides says nothing of what was chosen."""
+        goes on by itself, what the host takes besides says nothing of what was chosen; but it was spent."""
         if self.controller is not None and clock.undisturbed:
-            seconds = clock.spent(with_rest=self._ahead is None) / share
-            self.controller.observe([turn.job.sequence.id for turn in turns], drafted, tokens, seconds, steps)
+            spent = clock.spent(with_rest=True) / share
+            seconds = spent if self.ahead is None else clock.spent(with_rest=False) / share
+            numbers = [turn.job.sequence.id for turn in turns]
+            self.controller.observe(numbers, drafted, tokens, seconds, steps, beside=spent - seconds)
 
     # --- telling -----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from forerun.core.transfer import event
-from forerun.models.static.capture import captured
+from forerun.models.static.capture import unsettled
 
 Phase = Literal["draft", "target", "verify", "rest"]
 PHASES: tuple[Phase, ...] = ("draft", "target", "verify", "rest")
@@ -29,14 +29,14 @@ class Clock:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.started = time.perf_counter()
         self._device = device
-        self._captured = captured()
+        self._unsettled = unsettled()
         self._stamped = device.type == "cuda"
         self._stamps: list[tuple[Phase, torch.cuda.Event, torch.cuda.Event]] = []
 
     @property
     def undisturbed(self) -> bool:
         """Whether nothing was prepared for the first time, which takes many times as long as it will from now on."""
-        return captured() == self._captured
+        return unsettled() == self._unsettled
 
     def spent(self, *, with_rest: bool) -> float:
         """Seconds in all; the rest is what the host takes beside a device."""

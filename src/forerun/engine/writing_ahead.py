@@ -16,7 +16,7 @@ from torch import Tensor
 from forerun.core.law import law
 from forerun.core.noise import StepNoise
 from forerun.core.transfer import to_device
-from forerun.drafters.drafter import Drafter, Observation, StepStates
+from forerun.drafters.drafter import Checked, Drafter, Observation, StepStates
 from forerun.drafters.none import NoDrafter
 from forerun.engine.judge import takes_the_likeliest, without_drafts
 from forerun.engine.laws import SettingsMemo
@@ -26,7 +26,7 @@ from forerun.models.batch import TextEnds
 from forerun.models.cache import KVCache
 from forerun.models.static.buffers import MOST_AHEAD
 from forerun.models.static.static_pass import Choose
-from forerun.models.target import TargetModel, WritesAhead
+from forerun.models.target import TargetModel, WritesAhead, Written
 from forerun.verify.rule import all_rules
 
 
@@ -36,8 +36,7 @@ def run_length(turns: Many[Turn], target: TargetModel, drafter: Drafter, cache: 
         return 1
     if any(turn.budget is None or turn.chain for turn in turns):
         return 1
-    drafts = not isinstance(drafter, NoDrafter) and any(turn.budget is not None and turn.budget.nodes for turn in turns)
-    if drafts or drafter.top:  # or it wants to see what every pass says
+    if not isinstance(drafter, NoDrafter) and any(turn.budget is not None and turn.budget.nodes for turn in turns):
         return 1
     if _ways([turn.job for turn in turns]) is None:
         return 1
@@ -56,10 +55,11 @@ def write(
     count: int,
     settings: SettingsMemo,
     layers: Many[int],
+    top: int,
     meanwhile: Callable[[], None],
-) -> tuple[list[list[int]], dict[int, Tensor]]:
-    """The next `count` tokens of every text, and the states of some layers as `Written` has them. Their slots stay
-    reserved. `meanwhile` is called while they are written."""
+) -> tuple[list[list[int]], Written]:
+    """The next `count` tokens of every text, and what else a drafter wants to see of them. Their slots stay reserved.
+    `meanwhile` is called while they are written."""
     assert isinstance(target, WritesAhead)
     jobs = [turn.job for turn in turns]
     sequences = [job.sequence for job in jobs]
@@ -70,23 +70,25 @@ def write(
         positions=[sequence.position for sequence in sequences],
         blocks=[cache.blocks(sequence.id) for sequence in sequences],
     )
-    written = target.write_ahead(ends, cache.storage, count, _choose(jobs, target, settings), layers)
+    written = target.write_ahead(ends, cache.storage, count, _choose(jobs, target, settings), layers, top)
     meanwhile()
     texts: list[list[int]] = written.tokens.T.tolist()
     if min(map(min, texts)) < 0:
         raise ValueError("the logits of a row hold NaN or infinity: the model's output is broken")
-    return texts, written.features
+    return texts, written
 
 
-def observations(
-    turns: Many[Turn], given: Many[list[int]], features: dict[int, Tensor], count: int
-) -> list[Observation]:
-    """What a run of `count` tokens gave to each text, and the states before it."""
+def observations(turns: Many[Turn], given: Many[list[int]], written: Written, count: int) -> list[Observation]:
+    """What a run of `count` tokens gave to each text, and what was seen before each of them."""
+    features, top = written.features, None if written.top is None else written.top.cpu()
     found = []
     for place, (turn, tokens) in enumerate(zip(turns, given, strict=True)):
-        sequence = turn.job.sequence
-        states = StepStates(features, count * place, len(tokens)) if features else {}
-        found.append(Observation(sequence, tokens, states, sequence.position - len(tokens)))
+        sequence, taken = turn.job.sequence, len(tokens)
+        states = StepStates(features, count * place, taken) if features else {}
+        checked = None
+        if top is not None:  # as if a chain had been drafted, of which all was accepted
+            checked = Checked(sequence.tokens[-taken - 1 : -1], list(range(-1, taken - 1)), top[place, :taken])
+        found.append(Observation(sequence, tokens, states, sequence.position - taken, checked))
     return found
 
 

@@ -75,9 +75,10 @@ class WritesAhead(Protocol):
         count: int,
         choose: Callable[[Tensor, int], Tensor] | None = None,
         layers: Sequence[int] = (),
+        top: int = 0,
     ) -> Written:
         """The next tokens of S texts that have slots for `count`: the likeliest, or what `choose` makes of the logits
-        [S, V] at each step."""
+        [S, V] at each step; with the states of some layers and the `top` likeliest of each step."""
         ...
 
 
@@ -86,3 +87,5 @@ class Written:
     tokens: Tensor  # [count, S]; -1 where the logits are broken
     features: dict[int, Tensor] = field(default_factory=dict)
     """For each layer asked for, [S · count, H]: the states at the tokens that were read, text by text."""
+    top: Tensor | None = None
+    """[S, count, top]: the tokens that were likeliest at each step, the likeliest first."""

@@ -337,10 +337,11 @@ class Transformer(nn.Module):
         count: int,
         choose: Choose | None = None,
         layers: Sequence[int] = (),
+        top: int = 0,
         only: Sequence[int] | None = None,
     ) -> Written:
         assert self.static is not None
-        return self.static.write(ends, storage, count, choose, layers, only)
+        return self.static.write(ends, storage, count, choose, layers, top, only)
 
     def _shared(self, batch: Batch, storage: Storage) -> Pass:
         ropes = {layer.rope for layer in self.config.layers if layer.rope is not None}

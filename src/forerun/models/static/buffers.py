@@ -61,10 +61,21 @@ class Bucket:
         if tail > 1:  # up to 16 rows cost what two cost
             rows = wanted = max(LEAST_ROWS, _rounded_rows(batch.rows))
             tail = _rounded_tail(tail, sequences)
-            asked = _rounded_rows(sum(each.logits for each in brought))
-            wanted = sequences if asked <= sequences else max(LEAST_ROWS, asked)  # prompts ask for few
+            wanted = _rounded_wanted(sum(each.logits for each in brought), sequences)
         chosen = None if only is None else tuple(only)
         return cls(sequences, rows, tail, blocks, wanted, tuple(layers), chosen)
+
+    @classmethod
+    def of_roots(cls, texts: int, layers: Sequence[int], feeds: Feeds | None) -> Bucket:
+        """Of so many texts, none of them long, with a row each."""
+        return cls(texts, texts, 1, LEAST_BLOCKS, texts, tuple(layers), None, feeds)
+
+    @classmethod
+    def of_trees(cls, texts: int, rows: int, longest: int, layers: Sequence[int]) -> Bucket:
+        """Of so many texts, none of them long, with so many rows in all and at most `longest` of one, all wanted."""
+        sequences = power_of_two(texts)
+        read, wanted = max(LEAST_ROWS, _rounded_rows(rows)), _rounded_wanted(rows, sequences)
+        return cls(sequences, read, _rounded_tail(longest, sequences), LEAST_BLOCKS, wanted, tuple(layers))
 
     @classmethod
     def regular(cls, texts: int, each: int, blocks: int, layers: Sequence[int], *, all_wanted: bool) -> Bucket:
@@ -108,6 +119,12 @@ def _rounded_rows(rows: int) -> int:
     rounded = power_of_two(rows)
     between = 3 * rounded // 4
     return between if LEAST_HALF < rows <= between else rounded
+
+
+def _rounded_wanted(wanted: int, sequences: int) -> int:
+    """Prompts ask for few."""
+    rounded = _rounded_rows(wanted)
+    return sequences if rounded <= sequences else max(LEAST_ROWS, rounded)
 
 
 def _rounded_tail(tail: int, sequences: int) -> int:

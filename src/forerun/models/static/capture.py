@@ -1,4 +1,4 @@
-"""Work that is the same every time: captured as a CUDA graph when it is first met, and replayed.
+"""Work that is the same every time: captured as a CUDA graph, and replayed.
 
 Capturing takes a moment, and the very first time the kernels are built, which takes seconds; both are told to
 `listeners`. A graph that cannot be captured leaves the same launches to the host.
@@ -25,11 +25,18 @@ listeners: list[Callable[[str], None]] = []
 
 
 _captured: list[float] = []
+_launched: list[str] = []
 
 
 def captured() -> int:
-    """How many times something was captured in this process: who times his work knows by it that this came between."""
+    """How many times something was captured in this process."""
     return len(_captured)
+
+
+def unsettled() -> int:
+    """The same, with what was launched by the host since it may not come again: who times his work knows by it that
+    this came between."""
+    return len(_captured) + len(_launched)
 
 
 def capture_seconds() -> float:
@@ -51,32 +58,41 @@ class Graphs:
 class Replayed(Generic[T]):
     """Calls `launch`, or what was captured of it. What it returns is overwritten by the next call."""
 
-    def __init__(self, launch: Callable[[], T], graphs: Graphs, pool: Any, what: str) -> None:
-        """`launch` is run once before it is captured: give it buffers with which nothing is written."""
-        self.launch = launch
+    def __init__(self, launch: Callable[[], T], graphs: Graphs, pool: Any, what: str, patience: int = 0) -> None:
+        """`launch` is run once before it is captured: give it buffers with which nothing is written, or have the
+        `patience` to see it called so many times before; then to run it twice must do no harm."""
+        self.launch, self.graphs, self.pool, self.what, self.patience = launch, graphs, pool, what, patience
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: T | None = None
-        if graphs.on:
-            self._capture(graphs, pool, what)
+        if not patience:
+            self.capture()
 
     def __call__(self) -> T:
+        if self.patience:
+            self.patience -= 1
+            if self.graphs.on:
+                _launched.append(self.what)
+                if not self.patience:
+                    self.capture()
         if self.graph is None or self.result is None:
             return self.launch()
         self.graph.replay()
         return self.result
 
-    def _capture(self, graphs: Graphs, pool: Any, what: str) -> None:
-        started = time.perf_counter()
+    def capture(self) -> None:
+        if not self.graphs.on or self.graph is not None:
+            return
+        self.patience, started = 0, time.perf_counter()
         try:
-            self._capture_once(graphs, pool, what)
+            self._capture_once()
         finally:
             _captured.append(time.perf_counter() - started)
-            log.info("capturing %s took %.2f s", what, _captured[-1])
+            log.info("capturing %s took %.2f s", self.what, _captured[-1])
 
-    def _capture_once(self, graphs: Graphs, pool: Any, what: str) -> None:
-        device = graphs.device
+    def _capture_once(self) -> None:
+        graphs, device = self.graphs, self.graphs.device
         for listener in listeners:
-            listener(f"preparing {what}")
+            listener(f"preparing {self.what}")
         # Once for real, on a stream of its own: this builds the kernels.
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
@@ -88,7 +104,7 @@ class Replayed(Generic[T]):
             return
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 result = self.launch()
         except RuntimeError as error:
             graphs.on = False

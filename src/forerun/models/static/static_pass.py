@@ -1,4 +1,4 @@
-"""Passes of a model on an accelerator: each bucket is captured when it is first met, and replayed. A kernel that cannot
+"""Passes of a model on an accelerator: each bucket is captured when it is met again, and replayed. A kernel that cannot
 be built leaves the model to its plain pass."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from forerun.core.largest import largest
 from forerun.kernels.attention import tree_attention
 from forerun.models.batch import Batch, TextEnds
 from forerun.models.static.buffers import BLOCK, MOST_AHEAD, Bucket, Buffers, advance, fill, fill_ends
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 CAPTURED_ROWS = 4096
 """With more, the device takes longer for a pass than the host for its launches, and capturing gains nothing."""
+PATIENCE = 3
+"""When so many batches of a bucket have come it is captured, which takes as long as several passes: of prompts some
+shapes come once."""
 Choose = Callable[[Tensor, int], Tensor]
 """Tokens [S] from logits [S, V], at a number of steps from the start."""
 
@@ -49,7 +53,7 @@ class StaticPass:
 
     def forward(self, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None) -> Output:
         """What it returns holds until the next pass of the model."""
-        captured = self.pass_of(Bucket.of(batch, layers, only), storage)
+        captured = self.pass_of(Bucket.of(batch, layers, only), storage, PATIENCE)
         fill(captured.buffers, batch)
         result = captured.run()
         wanted = sum(each.logits for each in batch.brought)
@@ -63,6 +67,7 @@ class StaticPass:
         count: int,
         choose: Choose | None,
         layers: Sequence[int],
+        top: int,
         only: Sequence[int] | None,
     ) -> Written:
         """The next tokens: the likeliest, or what `choose` makes of the logits. The host launches passes and looks at
@@ -75,26 +80,32 @@ class StaticPass:
         fill_ends(buffers, ends)
         buffers.step.zero_()
         seen: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+        likely: list[Tensor] = []
         for step in range(count):
             result = captured.run()
             for layer, states in seen.items():
                 states.append(result.features[layer][:texts].clone())
+            if top:
+                likely.append(named(largest(result.logits[:texts], top)[1], self.rows.model.ids))
             if choose is not None:
                 tokens = result.likeliest.clone()
                 chosen = choose(result.logits[:texts], step)
                 tokens[:texts] = torch.where(tokens[:texts] < 0, -1, chosen)
                 advance(buffers, tokens)
         features = {layer: torch.stack(states, 1).flatten(0, 1) for layer, states in seen.items()}
-        return Written(buffers.written[:count, :texts], features)
+        return Written(buffers.written[:count, :texts], features, torch.stack(likely, 1) if likely else None)
 
-    def pass_of(self, bucket: Bucket, storage: Storage) -> Captured:
-        """The pass over the rows that are in the buffers of a bucket."""
+    def pass_of(self, bucket: Bucket, storage: Storage, patience: int = 0) -> Captured:
+        """The pass over the rows that are in the buffers of a bucket; captured when it is called for the `patience`-th
+        time, or at once."""
         own = self.captured.get(id(storage))
         if own is None:
             own = self.captured[id(storage)] = Captures(self.graphs)
             weakref.finalize(storage, self.captured.pop, id(storage), None)
         if bucket not in own.buckets:
-            own.buckets[bucket] = Captured(self, bucket, storage, own.pool)
+            own.buckets[bucket] = Captured(self, bucket, storage, own.pool, patience)
+        elif not patience:
+            own.buckets[bucket].capture()
         return own.buckets[bucket]
 
 
@@ -109,7 +120,7 @@ class Captures:
 class Captured:
     """The buffers of a bucket, and the pass that reads them."""
 
-    def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage, pool: Any) -> None:
+    def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage, pool: Any, patience: int) -> None:
         rows = owner.rows
         self.buffers = buffers = Buffers(bucket, owner.device, rows.model.feature_like)
         buffers.slots.fill_(-1)  # until a batch comes nothing is written
@@ -125,7 +136,13 @@ class Captured:
 
         self.run: Callable[[], Result]
         what = f"passes of up to {bucket.rows} rows of {bucket.sequences} texts"
-        self.run = launch if bucket.rows > CAPTURED_ROWS else Replayed(launch, owner.graphs, pool, what)
+        self.run = launch if bucket.rows > CAPTURED_ROWS else Replayed(launch, owner.graphs, pool, what, patience)
+
+    def capture(self) -> None:
+        """If it is not yet. What the buffers hold is lost then."""
+        if isinstance(self.run, Replayed) and self.run.graph is None:
+            self.buffers.slots.fill_(-1)
+            self.run.capture()
 
 
 def named(columns: Tensor, ids: Tensor | None) -> Tensor:

@@ -1,0 +1,65 @@
+"""What an accelerator captures before the first text, so that nobody waits for it later.
+
+These are the steps that write: plain runs, and drafts of every size that the controller may choose, for every number of
+texts. Where a size had to be captured when it is tried, one try would take longer than all that it can find out is
+worth. Steps that read prompts come in too many shapes, and are captured as they are met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from forerun.engine.controller import SIZES
+from forerun.engine.drafting import MAX_DRAFTING
+from forerun.engine.engine import MAX_NODES, Engine
+from forerun.models.static.buffers import Bucket, rounded_texts
+from forerun.models.static.static_pass import StaticPass
+from forerun.models.transformer import Transformer
+
+
+@torch.inference_mode()
+def prepare(engine: Engine) -> None:
+    target = engine.target
+    if not isinstance(target, Transformer):
+        return
+    if not target.prepared:
+        target.prepare()
+    if not target.writes_ahead:
+        return
+    assert target.static is not None
+    most = engine.scheduler.max_batch
+    _prepare_plain(engine, target.static, most)
+    if engine.ahead is not None:
+        for texts in sorted({rounded_texts(count) for count in range(1, most + 1)}):
+            engine.ahead.prepare(texts, _nodes(engine, texts))
+    else:
+        most = min(most, engine.scheduler.max_drafting, MAX_DRAFTING)
+        for bucket in drafted(most, engine.scheduler.max_rows, engine.drafter.layers):
+            target.static.pass_of(bucket, engine.cache.storage)
+
+
+def _prepare_plain(engine: Engine, static: StaticPass, most: int) -> None:
+    texts = 1
+    while texts < 2 * most:
+        for feeds in ("likeliest", "chosen", None):
+            static.pass_of(Bucket.of_roots(texts, engine.drafter.layers, feeds), engine.cache.storage)
+        texts *= 2
+
+
+def _nodes(engine: Engine, texts: int) -> set[int]:
+    """That a text may have where there are as many as `texts`, or as few as are rounded up to it."""
+    fewest = next(count for count in range(1, texts + 1) if rounded_texts(count) == texts)
+    rooms = [engine.scheduler.max_rows // count - 1 for count in (fewest, texts)]
+    return {min(room, MAX_NODES if size is None else size) for room in rooms for size in SIZES}
+
+
+def drafted(most: int, max_rows: int, layers: tuple[int, ...]) -> Iterator[Bucket]:
+    """Of steps that check drafts for up to so many texts, whichever of them have any."""
+    found: dict[Bucket, None] = {}
+    for texts in range(1, most + 1):
+        for longest in range(2, 1 + MAX_NODES):
+            for rows in range(texts - 1 + longest, 1 + min(max_rows, texts * longest)):
+                found[Bucket.of_trees(texts, rows, longest, layers)] = None
+    yield from found

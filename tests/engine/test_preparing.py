@@ -1,0 +1,97 @@
+"""What is captured before the first text is what is met afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.drafters.drafter import Drafter
+from forerun.drafters.ngram import NGram, Options
+from forerun.engine.controller import SIZES, Controller
+from forerun.engine.engine import Engine
+from forerun.engine.preparing import drafted, prepare
+from forerun.models.batch import Batch, TextRows
+from forerun.models.static.buffers import Bucket
+from forerun.models.static.static_pass import Captured, StaticPass
+from tests.engine.test_drafting_ahead import GREEDY, SEEDED, drafter, plain, request, target
+
+
+class Chosen(Controller):
+    """Every size in turn, a few steps each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def limits(self, texts: object) -> list[int | None]:
+        self.asked += 1
+        super().limits(texts)  # type: ignore[arg-type]
+        return [SIZES[self.asked // 3 % len(SIZES)]] * len(texts)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Bucket]]:
+    """The buckets that were made, of all models."""
+    made: list[Bucket] = []
+    build = Captured.__init__
+
+    def noted(captured: Captured, owner: StaticPass, bucket: Bucket, storage: Any, pool: Any, patience: int) -> None:
+        if not (
+            patience and owner.rows.model.feature_like is not None
+        ):  # what a head reads of texts comes in many shapes
+            made.append(bucket)
+        build(captured, owner, bucket, storage, pool, patience)
+
+    monkeypatch.setattr(Captured, "__init__", noted)
+    return iter([made])
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=12))
+def test_every_step_of_drafts_has_its_bucket(rows: list[int]) -> None:
+    if max(rows) == 1 or sum(rows) > 512:
+        return
+    texts = tuple(TextRows(n, own, [0] * own, None, 0, [0] * 5, 16, own) for n, own in enumerate(rows))
+    assert Bucket.of(Batch(texts=texts), (3,), None) in set(drafted(12, 512, (3,)))
+
+
+def engine_with(head: bool) -> Engine:
+    model = target()
+    made: Drafter = drafter(model) if head else NGram(Options())
+    return Engine(model, made, slots=1024, max_batch=4, controller=Chosen())
+
+
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+def test_nothing_is_captured_while_texts_are_written(
+    head: bool, params: dict[str, float], met: Iterator[list[Bucket]]
+) -> None:
+    """But for the steps that read prompts."""
+    made = next(met)
+    requests = [request(number, 60, **params) for number in (0, 2, 3)]
+    expected = plain(requests)
+    engine = engine_with(head)
+    made.clear()
+    prepare(engine)
+    before = len(made)
+    assert before > 5
+    numbers = [engine.add(each) for each in requests]
+    texts: dict[int, list[int]] = {number: [] for number in numbers}
+    while engine.has_work:
+        known, reads = len(made), any(engine.scheduler._missing(job) > 1 for job in engine.scheduler.running)
+        fresh = bool(engine.scheduler.waiting)
+        for update in engine.step():
+            texts[update.request].extend(update.tokens)
+        if not reads and not fresh:
+            assert made[known:] == []
+    assert [texts[number] for number in numbers] == expected
+
+
+def test_where_nothing_is_captured_nothing_is_prepared(met: Iterator[list[Bucket]]) -> None:
+    model = target()
+    model.static = None
+    prepare(Engine(model, NGram(Options()), slots=512, controller=Controller()))
+    assert next(met) == []
