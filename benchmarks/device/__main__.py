@@ -63,6 +63,11 @@ def main() -> None:
         torch.cuda.empty_cache()
 
 
+def _training(data: Path, count: int) -> list[str]:
+    lines = (data / "prompts_train.jsonl").read_text().splitlines()[:count]
+    return [json.loads(line)["turns"][0] for line in lines]
+
+
 def _of(questions: list[Question], category: str) -> list[Question]:
     return [question for question in questions if question.category == category]
 
@@ -109,13 +114,15 @@ def _measure(
     if "controller" in parts and given.trained:
         with tempfile.TemporaryDirectory() as place:
             heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
+            warm = [Question(str(n), "training", (text,)) for n, text in enumerate(_training(given.data, 128))]
             for batch in map(int, given.batches.split(",")):
-                count = min(len(every), max(13, 2 * batch))
-                asked_of = every[:: len(every) // count][:count]
-                add("controller", texts.controlled(measured, asked_of, others, heads, greedy, batch))
+                count = min(len(every), max(13, 4 * batch))
+                spread = every[:: len(every) // count][:count]
+                groups = [[question] for question in spread] if batch == 1 else [spread[::2], spread[1::2]]
+                before = [[question] for question in warm[:4]] if batch == 1 else [warm[: 2 * batch]]
+                add("controller", texts.controlled(measured, groups, before, heads, greedy, batch))
     if measured.name == "135M":
-        lines = (given.data / "prompts_train.jsonl").read_text().splitlines()[:4096]
-        asked = [json.loads(line)["turns"][0] for line in lines]
+        asked = _training(given.data, 4096)
         if "throughput" in parts:
             add("throughput", throughput.measure(measured, asked, given.beside))
         if "sampled" in parts:

@@ -42,7 +42,7 @@ UNTRAINED = ("ngram", "suffix", "recycling", "lookahead", "combine", "layer_skip
 GROWING = ("eagle3", "eagle", "mtp")
 """Trained drafters that have no tree for an accelerator in their folders."""
 WHOLE_TOO = ("suffix", "combine", *GROWING)
-AT_A_TIME = 4
+AT_A_TIME = 7
 ADAPTIVE = ", adaptive"
 MEETINGS = 3
 """At most, of each batch before the one that is timed."""
@@ -67,7 +67,7 @@ class Record:
     """How many there were in the time, and their seconds: what a longer run would not meet again."""
 
 
-def start(measured: Measured, name: str, batch: int, others: list[Question]) -> LLM:
+def start(measured: Measured, name: str, batch: int, others: list[Question], context: int = 2048) -> LLM:
     """Warmed up with other questions, so that all that has to be built or captured is there."""
     drafter, options = METHODS[name]
     llm = LLM(
@@ -75,7 +75,7 @@ def start(measured: Measured, name: str, batch: int, others: list[Question]) -> 
         drafter=drafter,
         drafter_options=options,
         max_batch=batch,
-        cache_tokens=batch * 2048,
+        cache_tokens=max(2048, batch * context),
         adaptive=name.endswith(ADAPTIVE),
     )
     greedy = SamplingParams(temperature=0.0, max_tokens=48)
@@ -125,14 +125,16 @@ def with_heads(
 
 def controlled(
     measured: Measured,
-    questions: list[Question],
-    others: list[Question],
+    groups: list[list[Question]],
+    before: list[list[Question]],
     heads: dict[str, dict[str, str]],
     settings: SamplingParams,
     batch: int,
 ) -> list[dict[str, Any]]:
     """What comes with Forerun, with the budget as the engine chooses it; alone the better ones also with all that they
-    like to draft. Some at a time, each time beside plain decoding: they would not fit into memory all together."""
+    like to draft. Groups of questions are answered in turn by all, and others `before`: what is timed is how an engine
+    goes on, not how it begins. Some at a time, each time beside plain decoding: they would not fit into memory all
+    together."""
     drafters = (*UNTRAINED, *heads)
     rows = []
     for start_at in range(0, len(drafters), AT_A_TIME):
@@ -146,7 +148,16 @@ def controlled(
                 names.append(name)
             METHODS[name + ADAPTIVE] = name, options
             names.append(name + ADAPTIVE)
-        rows += measure(measured, questions, others, names, [settings], batch, meetings=1, gaps=False)
+        llms = {name: start(measured, name, batch, before[0][:4], context=1024) for name in names}
+        _meet(llms, names, before, settings)
+        records = _meet(llms, names, groups, settings)
+        questions = [question for group in groups for question in group]
+        for name in names:
+            rows.append(_row(measured, name, batch, records[name], records["none"], None, questions, settings))
+            print(_line(rows[-1]), flush=True)
+        for llm in llms.values():
+            llm.close()
+        del llms
         gc.collect()
         torch.cuda.empty_cache()
     return rows
@@ -160,11 +171,8 @@ def measure(
     settings: list[SamplingParams],
     batch: int = 1,
     some: dict[int, list[str]] | None = None,
-    meetings: int = MEETINGS,
-    gaps: bool = True,
 ) -> list[dict[str, Any]]:
-    """By all methods in turn, or with the settings of that number by `some` of them; with the `gaps` at which greedy
-    texts part."""
+    """By all methods in turn, or with the settings of that number by `some` of them."""
     llms, rows = {}, []
     for name in names:
         try:
@@ -180,12 +188,12 @@ def measure(
         names = [name for name in (every if some is None else some.get(number, every)) if name in llms]
         # What was never met before is captured on the way: so all is met again, until there is nothing new; but whoever
         # remembers texts would have the answers by then.
-        for _ in range(0 if batch == 1 else meetings):
+        for _ in range(0 if batch == 1 else MEETINGS):
             before = _meet(llms, [name for name in names if name.partition(",")[0] not in REMEMBER], groups, params)
             if not any(record.captures for name, record in before.items() if not name.endswith(ADAPTIVE)):
                 break
         records = _meet(llms, names, groups, params)
-        plain, judge = records[names[0]], llms[names[0]] if gaps else None
+        plain, judge = records[names[0]], llms[names[0]]
         for name in names:
             rows.append(_row(measured, name, batch, records[name], plain, judge, questions, params))
             print(_line(rows[-1]), flush=True)
@@ -263,6 +271,7 @@ def _row(
         "captures": record.captures,
         "capture_seconds": record.capturing,
         "median_ratio": statistics.median(b / a for a, b in pairs),
+        "seconds": record.seconds,
         "shares": {phase: seconds / spent for phase, seconds in record.phases.items()},
         "identical": len(questions) - len(differences),
         "answers": len(questions),
