@@ -19,7 +19,6 @@ from forerun.drafters.recycling import Options, Recycling
 from forerun.drafters.rounds import Rounds
 from forerun.drafters.trained import FeatureDrafter
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.engine import scheduler
 from forerun.engine.controller import Controller
 from forerun.engine.drafting_ahead import DraftingAhead
 from forerun.engine.engine import Engine
@@ -255,11 +254,10 @@ def test_who_may_not_draft_goes_along(rounds: list[int]) -> None:
     assert [bool(drafted[number]) for number in numbers] == [True, False, True]
 
 
-def test_many_texts_draft_nothing_beside_long_prompts(rounds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_drafted_beside_long_prompts(rounds: list[int]) -> None:
     """On an accelerator; and what was not drafted for in the meantime is read before the next run."""
     model = target()
-    for beside, few, drafts in ((20, 1, False), (20, 2, True), (512, 1, True)):
-        monkeypatch.setattr(scheduler, "FEW", few)
+    for beside, drafts in ((20, False), (512, True)):
         engine = Engine(model, drafter(model), slots=512)
         engine.scheduler.max_beside = beside
         first, second = request(0, 60, **GREEDY), request(1, 20, **GREEDY)

@@ -19,8 +19,6 @@ from forerun.models.cache import KVCache
 
 MAX_CHUNK = 512
 """Rows of one text in a pass."""
-FEW = 12
-"""Texts whose drafts are worth their rows beside a prompt of any length."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,8 @@ class Scheduler:
         controller: Controller | None = None,
         reuse: bool = False,
     ) -> None:
-        """Nothing is drafted in a step of more than `max_drafting` texts, nor by many texts beside the reading of more
-        than `max_beside` rows: where a pass takes as long as its rows, all that are no drafts give more. With
+        """Nothing is drafted in a step of more than `max_drafting` texts, nor beside the reading of more than
+        `max_beside` rows: where a pass takes as long as its rows, all that are no drafts give more. With
         `prompts_alone`, while texts are read those that are read wait: where plain decoding goes in long runs, a step
         that does both for hundreds of texts takes longer than the two apart. With `reuse`, what a text leaves in the
         cache is there for the next one that begins alike, until its room is needed."""
@@ -189,7 +187,7 @@ class Scheduler:
             depth = max(0, sequence.remaining - 1)
             if job.draft.depth is not None:
                 depth = min(depth, job.draft.depth)
-            if len(deciding) > self.max_drafting or (read > self.max_beside and len(deciding) > FEW):
+            if len(deciding) > self.max_drafting or read > self.max_beside:
                 nodes = 0
             if not depth or turn.chain:  # what a prompt's rows round to must not depend on what is drafted behind them
                 nodes = 0
