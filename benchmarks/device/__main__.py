@@ -116,11 +116,13 @@ def _measure(
             heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
             warm = [Question(str(n), "training", (text,)) for n, text in enumerate(_training(given.data, 128))]
             for batch in map(int, given.batches.split(",")):
-                count = min(len(every), max(13, 4 * batch))
+                count = min(len(every), max(13, 3 * batch))
                 spread = every[:: len(every) // count][:count]
                 groups = [[question] for question in spread] if batch == 1 else [spread[::2], spread[1::2]]
                 before = [[question] for question in warm[:4]] if batch == 1 else [warm[: 2 * batch]]
-                add("controller", texts.controlled(measured, groups, before, heads, greedy, batch))
+                untrained = [name for name in texts.UNTRAINED if name in names]
+                for rows in texts.controlled(measured, groups, before, heads, greedy, batch, untrained):
+                    add("controller", rows)
     if measured.name == "135M":
         asked = _training(given.data, 4096)
         if "throughput" in parts:

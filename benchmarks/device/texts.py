@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,13 +131,13 @@ def controlled(
     heads: dict[str, dict[str, str]],
     settings: SamplingParams,
     batch: int,
-) -> list[dict[str, Any]]:
+    untrained: Sequence[str] = UNTRAINED,
+) -> Iterator[list[dict[str, Any]]]:
     """What comes with Forerun, with the budget as the engine chooses it; alone the better ones also with all that they
     like to draft. Groups of questions are answered in turn by all, and others `before`: what is timed is how an engine
     goes on, not how it begins. Some at a time, each time beside plain decoding: they would not fit into memory all
     together."""
-    drafters = (*UNTRAINED, *heads)
-    rows = []
+    drafters = (*untrained, *heads)
     for start_at in range(0, len(drafters), AT_A_TIME):
         names = ["none"]
         for name in drafters[start_at : start_at + AT_A_TIME]:
@@ -152,6 +153,7 @@ def controlled(
         _meet(llms, names, before, settings)
         records = _meet(llms, names, groups, settings)
         questions = [question for group in groups for question in group]
+        rows: list[dict[str, Any]] = []
         for name in names:
             rows.append(_row(measured, name, batch, records[name], records["none"], None, questions, settings))
             print(_line(rows[-1]), flush=True)
@@ -160,7 +162,7 @@ def controlled(
         del llms
         gc.collect()
         torch.cuda.empty_cache()
-    return rows
+        yield rows
 
 
 def measure(

@@ -39,10 +39,10 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Bucket]]:
     made: list[Bucket] = []
     build = Captured.__init__
 
-    def noted(captured: Captured, owner: StaticPass, bucket: Bucket, storage: Any, pool: Any, patience: int) -> None:
-        if not (
-            patience and owner.rows.model.feature_like is not None
-        ):  # what a head reads of texts comes in many shapes
+    def noted(
+        captured: Captured, owner: StaticPass, bucket: Bucket, storage: Any, pool: Any, patience: int | None
+    ) -> None:
+        if patience is not None:  # as what a head reads of texts, which comes in many shapes
             made.append(bucket)
         build(captured, owner, bucket, storage, pool, patience)
 

@@ -7,7 +7,7 @@ worth. Steps that read prompts come in too many shapes, and are captured as they
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -35,8 +35,9 @@ def prepare(engine: Engine) -> None:
         for texts in sorted({rounded_texts(count) for count in range(1, most + 1)}):
             engine.ahead.prepare(texts, _nodes(engine, texts))
     else:
-        most = min(most, engine.scheduler.max_drafting, MAX_DRAFTING)
-        for bucket in drafted(most, engine.scheduler.max_rows, engine.drafter.layers):
+        drafting, rows = min(most, engine.scheduler.max_drafting), engine.scheduler.max_rows
+        few, layers = min(drafting, MAX_DRAFTING), engine.drafter.layers
+        for bucket in (*drafted(few, rows, layers), *drafted_alike(range(few + 1, drafting + 1), rows, layers)):
             target.static.pass_of(bucket, engine.cache.storage)
 
 
@@ -53,6 +54,15 @@ def _nodes(engine: Engine, texts: int) -> set[int]:
     fewest = next(count for count in range(1, texts + 1) if rounded_texts(count) == texts)
     rooms = [engine.scheduler.max_rows // count - 1 for count in (fewest, texts)]
     return {min(room, MAX_NODES if size is None else size) for room in rooms for size in SIZES}
+
+
+def drafted_alike(counts: Iterable[int], max_rows: int, layers: tuple[int, ...]) -> Iterator[Bucket]:
+    """Of steps that check trees of one of the controller's sizes for each of so many texts."""
+    for texts in counts:
+        for size in SIZES:
+            nodes = min(max_rows // texts - 1, MAX_NODES if size is None else size)
+            if nodes:
+                yield Bucket.of_trees(texts, texts * (1 + nodes), 1 + nodes, layers)
 
 
 def drafted(most: int, max_rows: int, layers: tuple[int, ...]) -> Iterator[Bucket]:

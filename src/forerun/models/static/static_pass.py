@@ -27,6 +27,8 @@ CAPTURED_ROWS = 4096
 PATIENCE = 3
 """When so many batches of a bucket have come it is captured, which takes as long as several passes: of prompts some
 shapes come once."""
+LEAST_LAYERS = 3
+"""With fewer the host launches a pass about as fast as a graph, and capturing gains nothing."""
 Choose = Callable[[Tensor, int], Tensor]
 """Tokens [S] from logits [S, V], at a number of steps from the start."""
 
@@ -36,6 +38,7 @@ class StaticPass:
         self.rows = Rows(model)
         self.device = model.device
         self.graphs = Graphs(self.device)
+        self.patience = PATIENCE if len(model.config.layers) >= LEAST_LAYERS else None
         self.captured: dict[int, Captures] = {}  # by the identity of the cache, as long as there is one
 
     @property
@@ -53,7 +56,7 @@ class StaticPass:
 
     def forward(self, batch: Batch, storage: Storage, layers: Sequence[int], only: Sequence[int] | None) -> Output:
         """What it returns holds until the next pass of the model."""
-        captured = self.pass_of(Bucket.of(batch, layers, only), storage, PATIENCE)
+        captured = self.pass_of(Bucket.of(batch, layers, only), storage, self.patience)
         fill(captured.buffers, batch)
         result = captured.run()
         wanted = sum(each.logits for each in batch.brought)
@@ -95,16 +98,16 @@ class StaticPass:
         features = {layer: torch.stack(states, 1).flatten(0, 1) for layer, states in seen.items()}
         return Written(buffers.written[:count, :texts], features, torch.stack(likely, 1) if likely else None)
 
-    def pass_of(self, bucket: Bucket, storage: Storage, patience: int = 0) -> Captured:
-        """The pass over the rows that are in the buffers of a bucket; captured when it is called for the `patience`-th
-        time, or at once."""
+    def pass_of(self, bucket: Bucket, storage: Storage, patience: int | None = 0) -> Captured:
+        """The pass over the rows that are in the buffers of a bucket; captured at once, or when it is called for the
+        `patience`-th time, or never where that is None."""
         own = self.captured.get(id(storage))
         if own is None:
             own = self.captured[id(storage)] = Captures(self.graphs)
             weakref.finalize(storage, self.captured.pop, id(storage), None)
         if bucket not in own.buckets:
             own.buckets[bucket] = Captured(self, bucket, storage, own.pool, patience)
-        elif not patience:
+        elif patience == 0:
             own.buckets[bucket].capture()
         return own.buckets[bucket]
 
@@ -120,7 +123,7 @@ class Captures:
 class Captured:
     """The buffers of a bucket, and the pass that reads them."""
 
-    def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage, pool: Any, patience: int) -> None:
+    def __init__(self, owner: StaticPass, bucket: Bucket, storage: Storage, pool: Any, patience: int | None) -> None:
         rows = owner.rows
         self.buffers = buffers = Buffers(bucket, owner.device, rows.model.feature_like)
         buffers.slots.fill_(-1)  # until a batch comes nothing is written
@@ -134,9 +137,10 @@ class Captured:
                 advance(buffers, named(result.likeliest, rows.model.ids))
             return result
 
-        self.run: Callable[[], Result]
-        what = f"passes of up to {bucket.rows} rows of {bucket.sequences} texts"
-        self.run = launch if bucket.rows > CAPTURED_ROWS else Replayed(launch, owner.graphs, pool, what, patience)
+        self.run: Callable[[], Result] = launch
+        if patience is not None and bucket.rows <= CAPTURED_ROWS:
+            what = f"passes of up to {bucket.rows} rows of {bucket.sequences} texts"
+            self.run = Replayed(launch, owner.graphs, pool, what, patience)
 
     def capture(self) -> None:
         """If it is not yet. What the buffers hold is lost then."""
