@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from forerun.core.drawing import Drawing
 from forerun.drafters.drafter import Budget
+from forerun.drafters.trained_folder import Calibration
 from forerun.drafters.tree_spec import TreeSpec, _over_depths
 from forerun.trees.optimal import best_shape
 from forerun.trees.static import cartesian, greedy
@@ -131,3 +132,11 @@ def test_a_cut_is_the_largest_beginning_that_fits(widths: list[int], nodes: int,
         assert cut.size == 1 + nodes or whole.depths[cut.size] > depth
     for node in range(1, cut.size):  # elder siblings are there, with the same ranks
         assert cut.ranks[node] == whole.ranks[node]
+
+
+def test_what_a_calibration_expects_of_trees() -> None:
+    measured = Calibration(accuracies=((0.6, 0.2), (0.5, 0.1)))
+    found = measured.gains(5)
+    assert found == pytest.approx((0.0, 0.6, 0.9, 1.1, 1.2, 1.26))
+    assert measured.gains(8) == pytest.approx((0.0, 0.6, 0.9, 1.1, 1.2, 1.26, 1.28, 1.28, 1.28))
+    assert Calibration().gains(5) == ()

@@ -58,6 +58,20 @@ def test_never_much_slower_than_plain_decoding(name: str, luck: str, batch: int)
     assert beside_plain(name, luck, batch) >= BAR
 
 
+@pytest.mark.parametrize("name", MACHINES)
+def test_gains_that_were_measured_elsewhere_do_little_harm(name: str) -> None:
+    """Of a drafter that went deep, where texts go another way."""
+    for batch in (1, 8):
+        assert beside_plain(name, "mixed", batch, lambda: Controller(gains=[0, 1.22, 2.17, 2.84, 3.73])) >= 0.96
+
+
+def test_gains_that_were_measured_are_where_it_begins() -> None:
+    own = Controller(gains=[0.0, 1.0, 2.0, 3.0, 4.0])
+    assert [mean.value for mean in own.shape] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [mean.value for mean in Controller(own, [0.0] * 5).shape] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [mean.value for mean in Controller(gains=[0.0] * 5).shape] == [0.0] * 5
+
+
 @pytest.mark.parametrize(
     ("name", "luck"),
     [(name, luck) for name in MACHINES[:5] for luck in ("good", "mixed")] + [("cpu, lookup", "poor")],

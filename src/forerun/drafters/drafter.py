@@ -120,6 +120,15 @@ class SharesCache(Protocol):
 
 
 @runtime_checkable
+class Expects(Protocol):
+    """A drafter that was measured once."""
+
+    gains: tuple[float, ...]
+    """The tokens that trees of 0, 1, 2, … nodes, up to all that it likes to draft, were found to gain; empty where
+    nothing was measured."""
+
+
+@runtime_checkable
 class Resumes(Protocol):
     """A drafter that sees the target's states of all rows, and keeps what it made of them when a text is over."""
 

@@ -25,6 +25,8 @@ from forerun.models.heads.side_heads import SideHeads, load_side_heads
 
 
 class FeatureDrafter(DraftModel):
+    gains: tuple[float, ...] = ()
+
     def __init__(self, head: FeatureHead, slots: int, spec: TreeSpec, vocabulary: int, tau: float = 1.0) -> None:
         """`vocabulary` is the target's."""
         ahead = HeadAhead(head, slots)
@@ -44,7 +46,9 @@ def feature_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     calibration = Calibration.of(folder.manifest)
     spec = calibration.spec(options.tree, target.device)
     head = load_head(folder, target)
-    return FeatureDrafter(head, setup.slots, spec, target.vocab_size, calibration.tau)
+    made = FeatureDrafter(head, setup.slots, spec, target.vocab_size, calibration.tau)
+    made.gains = calibration.gains(spec.size)
+    return made
 
 
 # --- heads that guess from one state ---------------------------------------------------------------------------
@@ -52,6 +56,7 @@ def feature_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
 
 class SideDrafter:
     top: int = 0
+    gains: tuple[float, ...] = ()
 
     def __init__(self, heads: SideHeads, spec: TreeSpec, vocabulary: int, tau: float = 1.0) -> None:
         """`vocabulary` is the target's."""
@@ -101,4 +106,7 @@ def side_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     folder, target = find_head(method, options.path, setup)
     calibration = Calibration.of(folder.manifest)
     heads = load_side_heads(folder, target)
-    return SideDrafter(heads, calibration.spec(options.tree, target.device), target.vocab_size, calibration.tau)
+    spec = calibration.spec(options.tree, target.device)
+    made = SideDrafter(heads, spec, target.vocab_size, calibration.tau)
+    made.gains = calibration.gains(spec.size)
+    return made

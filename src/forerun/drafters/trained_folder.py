@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from forerun.models.heads.files import HeadFolder, is_head, read_head
 from forerun.models.identity import weights_identity
 from forerun.models.store import MANIFEST
 from forerun.models.transformer import Transformer
+from forerun.trees.static import greedy
 
 TREES = {"cpu": "dynamic:6,5,24", "cuda": "dynamic:10,6,60"}
 """Where nothing was measured."""
@@ -64,6 +67,15 @@ class Calibration:
                 f"the calibration in {MANIFEST} is damaged ({error}): run `forerun calibrate` again"
             ) from None
         return cls(accuracies, tau, trees)
+
+    def gains(self, most: int) -> tuple[float, ...]:
+        """The tokens that trees of 0 to `most` nodes are expected to gain, by the accuracies; empty without them."""
+        if not self.accuracies or not most:
+            return ()
+        paths = greedy(self.accuracies, 1 + most).rank_paths[1:]
+        values = [math.prod(self.accuracies[depth][rank] for depth, rank in enumerate(path)) for path in paths]
+        found = list(accumulate(sorted(values, reverse=True), initial=0.0))
+        return tuple(found + found[-1:] * (1 + most - len(found)))
 
     def spec(self, asked: str, device: torch.device) -> TreeSpec:
         tree = asked or self.trees.get(device.type) or TREES.get(device.type, TREES["cuda"])

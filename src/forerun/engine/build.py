@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from forerun.core.params import SamplingParams
-from forerun.drafters.drafter import Resumes
+from forerun.drafters.drafter import Drafter, Expects, Resumes
 from forerun.drafters.find import Setup, make_drafter
 from forerun.drafters.trained import SideDrafter
 from forerun.engine.completion import Transcript
-from forerun.engine.controller import Controller
+from forerun.engine.controller import GUESSED, SIZES, Controller
 from forerun.engine.engine import MAX_ROWS, Engine
 from forerun.engine.loaded import LoadedModel, default_slots
 from forerun.engine.preparing import prepare
@@ -41,7 +41,7 @@ def build_engine(
     controller = None
     if adaptive:
         key = f"{drafter} {sorted((name, str(value)) for name, value in options.items())}"
-        controller = model.controllers[key] = Controller(model.controllers.get(key))
+        controller = model.controllers[key] = Controller(model.controllers.get(key), _gains(made))
     engine = Engine(
         model.target,
         made,
@@ -58,6 +58,14 @@ def build_engine(
         engine.scheduler.resume = made.resume
     engine.scheduler.reuse = reuse and isinstance(model.target, Transformer) and sees_enough
     return engine
+
+
+def _gains(drafter: Drafter) -> Sequence[float]:
+    """Of each size that the controller chooses among."""
+    if not isinstance(drafter, Expects) or not drafter.gains:
+        return GUESSED
+    whole = len(drafter.gains) - 1
+    return [drafter.gains[whole if size is None else min(size, whole)] for size in SIZES]
 
 
 def request_for(model: LoadedModel, tokens: list[int], params: SamplingParams, draft: DraftOptions) -> Request:

@@ -140,12 +140,13 @@ class Standing:
 
 
 class Controller:
-    def __init__(self, before: Controller | None = None) -> None:
-        """It begins with what another one, of the same target and drafter, has learnt."""
+    def __init__(self, before: Controller | None = None, gains: Many[float] = GUESSED) -> None:
+        """It begins with what another one, of the same target and drafter, has learnt; else with the `gains` of each
+        size that were measured of the drafter once, of which it believes what sizes gain beside each other."""
         self.most = 0
         """That was ever drafted for a text."""
         self.level = Mean(LEVEL, LEVEL_MEMORY)
-        self.shape = [Mean(guess, SHAPE_MEMORY, SHAPE_DOUBT) for guess in GUESSED]
+        self.shape = [Mean(gain / max(LEAST, gains[-1]), SHAPE_MEMORY, SHAPE_DOUBT) for gain in gains]
         self.texts: dict[int, Standing] = {}
         self.times: dict[int, Times] = {}
         self.credit = 0.0

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from forerun.models.config import ModelConfig
+from forerun.models.native.rows import linear
 
 
 class Experts(nn.Module):
@@ -29,7 +30,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """x [R, H]. Each expert runs once, on the rows that chose it."""
-        weights = torch.softmax(self.gate(x).float(), -1)
+        weights = torch.softmax(linear(x, self.gate.weight).float(), -1)
         weights, chosen = weights.topk(self.per_token, -1)  # [R, k]
         if self.normalise:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -37,7 +38,7 @@ class MixtureOfExperts(nn.Module):
         result = torch.zeros_like(x)
         for expert in torch.unique(chosen).tolist():
             rows, rank = (chosen == expert).nonzero(as_tuple=True)
-            gate, up = functional.linear(x[rows], self.experts.gate_up_proj[expert]).chunk(2, -1)
-            out = functional.linear(functional.silu(gate) * up, self.experts.down_proj[expert])
+            gate, up = linear(x[rows], self.experts.gate_up_proj[expert]).chunk(2, -1)
+            out = linear(functional.silu(gate) * up, self.experts.down_proj[expert])
             result.index_add_(0, rows, out * weights[rows, rank, None])
         return result if plus is None else plus + result

@@ -2,7 +2,8 @@
 
 On a CPU with bfloat16 the matrix is laid out once as the matrix units read it (oneDNN's own order). That is about twice
 as fast as multiplying with the plain matrix, and what a row gives no longer depends on how many rows there are. The
-plain matrix is dropped then: a model is not held twice.
+plain matrix is dropped then: a model is not held twice. In float32 the plain matrix stays, and C multiplies few rows
+with it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from forerun.models.native.rows import linear
 
 EXPECTED_ROWS = 32
 """The layout serves any number of rows; it is chosen with this many in mind."""
@@ -57,8 +60,7 @@ class Product:
     def __call__(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         """x [R, in] → [R, out], added to `plus` [R, out] where there is one."""
         if self.packed is None:
-            result = functional.linear(x, *self.matrix())
-            return result if plus is None else plus + result
+            return linear(x, *self.matrix(), plus)
         if plus is None:
             product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
             return product

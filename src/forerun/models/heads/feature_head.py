@@ -26,6 +26,7 @@ from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.vocabulary import from_offsets, to_offsets
 from forerun.models.native.growth import Entry
 from forerun.models.native.join import Join
+from forerun.models.native.rows import linear
 from forerun.models.norm import RMSNorm
 from forerun.models.transformer import Transformer
 
@@ -135,8 +136,7 @@ class FeatureHead(Transformer):
             return self.joined([states[tap] for tap in self.taps])
         if self.method == "eagle3":
             joined = torch.cat([states[tap] for tap in self.taps], -1)
-            fused: Tensor = self.fc(joined.to(self.fc.weight.dtype))
-            return fused
+            return linear(joined.to(self.fc.weight.dtype), self.fc.weight)
         normed: Tensor = self._target[0].model.norm(states[self.taps[0]])
         return normed.to(self.dtype)
 
@@ -150,7 +150,7 @@ class FeatureHead(Transformer):
             return features.clone(), embedding  # the pass adds to what it is given
         if self.method == "mtp":
             embedding, features = self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(features)
-        return self.fc(torch.cat([embedding, features], -1)), None
+        return linear(torch.cat([embedding, features], -1), self.fc.weight), None
 
     def next_states(self, made: Tensor) -> Tensor:
         """[..., H] behind the layer → what the rows below bring. Modules that come with a target hand on what the

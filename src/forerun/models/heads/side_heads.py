@@ -22,10 +22,16 @@ from torch.nn import functional
 
 from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.vocabulary import from_offsets, to_offsets
+from forerun.models.native.rows import linear
 from forerun.models.transformer import Transformer
 
 METHODS = ("blockwise", "medusa")
 SPREAD = 0.02
+
+
+def _apply(layer: nn.Module, x: Tensor, plus: Tensor | None = None) -> Tensor:
+    assert isinstance(layer, nn.Linear)
+    return linear(x, layer.weight, layer.bias, plus)
 
 
 class MedusaBlock(nn.Module):
@@ -35,7 +41,7 @@ class MedusaBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = x + functional.silu(layer(x))
+            x = x + functional.silu(_apply(layer, x))
         return x
 
 
@@ -85,16 +91,15 @@ class SideHeads(nn.Module):
         if self.method == "medusa":
             made = [block(x) for block in self.blocks]
             if self.outputs:
-                made = [output(each) for output, each in zip(self.outputs, made, strict=True)]
+                made = [_apply(output, each) for output, each in zip(self.outputs, made, strict=True)]
             return torch.stack(made, -2)
-        shared = functional.relu(self.hidden(x))
-        return torch.stack([x + output(shared) for output in self.outputs], -2)
+        shared = functional.relu(_apply(self.hidden, x))
+        return torch.stack([_apply(output, shared, x) for output in self.outputs], -2)
 
     def forward(self, state: Tensor) -> Tensor:
         """state [..., H] of the target behind its last layer → logits [..., K, Vd]."""
         normed: Tensor = self._target_norm[0](state)
-        logits: Tensor = self.lm_head(self.states(normed.to(self.dtype)))
-        return logits
+        return _apply(self.lm_head, self.states(normed.to(self.dtype)))
 
     def trained(self) -> dict[str, Tensor]:
         """The weights that are the heads' own, by the names in their file."""
