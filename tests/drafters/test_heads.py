@@ -17,7 +17,7 @@ from forerun.drafters import head_ahead
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import make_drafter
 from forerun.drafters.trained import FeatureDrafter, SideDrafter
-from forerun.drafters.trained_folder import Calibration
+from forerun.drafters.trained_folder import FLOATS, Calibration, kind_of
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
@@ -454,11 +454,13 @@ def test_a_target_is_known_in_any_precision() -> None:
 
 def test_a_calibration_is_read_or_refused() -> None:
     found = Calibration.of({"calibration": {"accuracies": [[0.5, 0.2]], "tau": 1.5, "trees": {"cpu": "3"}}})
-    assert found.spec("", torch.device("cpu")).depth == 3
-    assert found.spec("static:2", torch.device("cpu")).shape.size == 3
-    assert Calibration.of({}).spec("", torch.device("cpu")).dynamic
+    assert found.spec("", "cpu").depth == 3
+    assert found.spec("static:2", "cpu").shape.size == 3
+    assert Calibration.of({}).spec("", "cpu").dynamic
+    assert found.spec("", FLOATS).size == 2
+    assert [kind_of(tiny()), kind_of(tiny().to(torch.bfloat16))] == [FLOATS, "cpu"]
     with pytest.raises(ValueError, match="run `forerun calibrate`"):
-        Calibration.of({}).spec("static:2", torch.device("cpu"))
+        Calibration.of({}).spec("static:2", "cpu")
     broken: list[Any] = [{"tau": "x"}, {"tau": -1}, {"accuracies": [[2.0]]}, {"trees": {"cpu": "nonsense"}}, [1]]
     for damaged in broken:
         with pytest.raises(ValueError, match="is damaged"):

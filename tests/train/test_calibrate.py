@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.drafters.find import Setup, make_drafter
+from forerun.drafters.trained_folder import FLOATS
 from forerun.engine.loaded import LoadedModel
 from forerun.models.heads.feature_head import new_head
 from forerun.models.heads.files import HeadFolder, write_head
@@ -58,7 +59,7 @@ def test_heads(run: Terminal, loaded: LoadedModel, flags: tuple[str, ...], tmp_p
     write_head(out, HeadFolder("medusa", side_config(heads, {}), heads.trained(), about(loaded)))
     shown = run("calibrate", "trained", str(out), *flags, "--tree", "2")
     assert (shown.code, "tokens/s" in shown.out) == (0, True)
-    assert json.loads((out / "forerun.json").read_text())["calibration"]["trees"] == {"cpu": "2"}
+    assert json.loads((out / "forerun.json").read_text())["calibration"]["trees"] == {FLOATS: "2"}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from forerun.drafters.find import Setup
 from forerun.drafters.growing import grow
 from forerun.drafters.head_ahead import HeadAhead
 from forerun.drafters.side_run import SideRun
-from forerun.drafters.trained_folder import Calibration, HeadOptions, find_head
+from forerun.drafters.trained_folder import Calibration, HeadOptions, find_head, kind_of
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.feature_head import FeatureHead, load_head
 from forerun.models.heads.side_heads import SideHeads, load_side_heads
@@ -44,7 +44,7 @@ class FeatureDrafter(DraftModel):
 def feature_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     folder, target = find_head(method, options.path, setup)
     calibration = Calibration.of(folder.manifest)
-    spec = calibration.spec(options.tree, target.device)
+    spec = calibration.spec(options.tree, kind_of(target))
     head = load_head(folder, target)
     made = FeatureDrafter(head, setup.slots, spec, target.vocab_size, calibration.tau)
     made.gains = calibration.gains(spec.size)
@@ -106,7 +106,7 @@ def side_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     folder, target = find_head(method, options.path, setup)
     calibration = Calibration.of(folder.manifest)
     heads = load_side_heads(folder, target)
-    spec = calibration.spec(options.tree, target.device)
+    spec = calibration.spec(options.tree, kind_of(target))
     made = SideDrafter(heads, spec, target.vocab_size, calibration.tau)
     made.gains = calibration.gains(spec.size)
     return made

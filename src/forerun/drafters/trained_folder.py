@@ -22,8 +22,16 @@ from forerun.models.store import MANIFEST
 from forerun.models.transformer import Transformer
 from forerun.trees.static import greedy
 
-TREES = {"cpu": "dynamic:6,5,24", "cuda": "dynamic:10,6,60"}
+FLOATS = "cpu float32"
+"""A processor without matrix units, or a model that does not use them: there every row of a pass costs."""
+TREES = {"cpu": "dynamic:6,5,24", FLOATS: "dynamic:1,2,2", "cuda": "dynamic:10,6,60"}
 """Where nothing was measured."""
+
+
+def kind_of(target: Transformer) -> str:
+    """Of the device as it runs this target: one tree does not suit all."""
+    kind = target.device.type
+    return FLOATS if kind == "cpu" and target.dtype == torch.float32 else kind
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,9 @@ class Calibration:
         found = list(accumulate(sorted(values, reverse=True), initial=0.0))
         return tuple(found + found[-1:] * (1 + most - len(found)))
 
-    def spec(self, asked: str, device: torch.device) -> TreeSpec:
-        tree = asked or self.trees.get(device.type) or TREES.get(device.type, TREES["cuda"])
+    def spec(self, asked: str, kind: str) -> TreeSpec:
+        """The tree that is asked for, or the one for that kind of device (`kind_of`)."""
+        tree = asked or self.trees.get(kind) or TREES.get(kind, TREES["cuda"])
         spec = TreeSpec.parse(tree)
         if spec.needs_measurement:
             if not self.accuracies:

@@ -16,7 +16,7 @@ from typing import Any
 from forerun.core.params import SamplingParams
 from forerun.drafters import draft_model, parallel
 from forerun.drafters.find import Setup, make_drafter
-from forerun.drafters.trained_folder import Calibration, find_head
+from forerun.drafters.trained_folder import FLOATS, Calibration, find_head, kind_of
 from forerun.engine.llm import LLM
 from forerun.engine.loaded import LoadedModel
 from forerun.models.heads.files import read_head, update_manifest
@@ -32,6 +32,7 @@ DEPTH = 10
 """How far ahead the drafter is asked."""
 ROUNDS = 3
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
+    FLOATS: ("2", "3", "dynamic:1,2,2", "dynamic:1,3,3", "dynamic:2,2,3", "dynamic:3,3,5"),
     "cpu": (
         "3",
         "5",
@@ -45,6 +46,7 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "cuda": ("5", "dynamic:4,5,16", "dynamic:6,6,31", "dynamic:8,6,40", "dynamic:10,6,60", "dynamic:10,8,63"),
 }
 SIDE_CANDIDATES: Mapping[str, tuple[str, ...]] = {
+    FLOATS: ("1", "2", "3", "static:3", "static:5"),
     "cpu": ("3", "static:7", "static:15", "static:24", "dynamic:5,4,15"),
     "cuda": ("3", "static:15", "static:31", "static:63", "dynamic:10,4,60"),
 }
@@ -139,10 +141,10 @@ def calibrate(
     if method == parallel.METHOD and trees:
         raise ValueError("parallel makes its own trees, from the accuracies: leave --tree out")
     setup = Setup(loaded.target, 16, loaded.load_beside)
-    found, _ = find_head(made_by, path, setup)
+    found, target = find_head(made_by, path, setup)
     assert found.path is not None
     folder = found.path
-    device = loaded.target.device.type
+    device = kind_of(target)
     texts = answers(loaded, prompts, max_tokens, tell)
     tell("Asking the drafter", 0, 0)
     findings = find_out(loaded, method, folder, texts)
