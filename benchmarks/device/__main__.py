@@ -114,12 +114,14 @@ def _measure(
     if "controller" in parts and given.trained:
         with tempfile.TemporaryDirectory() as place:
             heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
-            warm = [Question(str(n), "training", (text,)) for n, text in enumerate(_training(given.data, 128))]
+            warm = [Question(str(n), "training", (text,)) for n, text in enumerate(_training(given.data, 256))]
             for batch in map(int, given.batches.split(",")):
                 count = min(len(every), max(13, 3 * batch))
                 spread = every[:: len(every) // count][:count]
                 groups = [[question] for question in spread] if batch == 1 else [spread[::2], spread[1::2]]
-                before = [[question] for question in warm[:4]] if batch == 1 else [warm[: 2 * batch]]
+                before = [[question] for question in warm[:6]]
+                if batch > 1:
+                    before = [warm[: 2 * batch], warm[2 * batch : 4 * batch]]
                 untrained = [name for name in texts.UNTRAINED if name in names]
                 for rows in texts.controlled(measured, groups, before, heads, greedy, batch, untrained):
                     add("controller", rows)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.ngram import NGram, Options
+from forerun.drafters.none import NoDrafter
 from forerun.engine.controller import SIZES, Controller
 from forerun.engine.engine import Engine
-from forerun.engine.preparing import drafted, prepare
+from forerun.engine.preparing import crowded, drafted, prepare
 from forerun.models.batch import Batch, TextRows
 from forerun.models.static.buffers import Bucket
 from forerun.models.static.static_pass import Captured, StaticPass
@@ -88,6 +89,17 @@ def test_nothing_is_captured_while_texts_are_written(
         if not reads and not fresh:
             assert made[known:] == []
     assert [texts[number] for number in numbers] == expected
+
+
+def test_who_drafts_nothing_is_prepared_for_plain_decoding(met: Iterator[list[Bucket]]) -> None:
+    made = next(met)
+    prepare(Engine(target(), NoDrafter(), slots=512, max_batch=4, controller=Controller()))
+    assert {bucket.tail for bucket in made} == {1}
+
+
+def test_some_memory_stays_free() -> None:
+    assert crowded(5, 100)
+    assert not crowded(50, 100)
 
 
 def test_where_nothing_is_captured_nothing_is_prepared(met: Iterator[list[Bucket]]) -> None:

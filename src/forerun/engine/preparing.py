@@ -7,16 +7,22 @@ worth. Steps that read prompts come in too many shapes, and are captured as they
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 
+from forerun.drafters.none import NoDrafter
 from forerun.engine.controller import SIZES
 from forerun.engine.drafting import MAX_DRAFTING
 from forerun.engine.engine import MAX_NODES, Engine
-from forerun.models.static.buffers import Bucket, rounded_texts
+from forerun.models.static.buffers import Bucket, Feeds, rounded_texts
 from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
+
+SPARE = 0.1
+"""Of a device's memory, what stays free."""
+FEEDS: tuple[Feeds | None, ...] = ("likeliest", "chosen", None)
 
 
 @torch.inference_mode()
@@ -29,24 +35,35 @@ def prepare(engine: Engine) -> None:
     if not target.writes_ahead:
         return
     assert target.static is not None
-    most = engine.scheduler.max_batch
-    _prepare_plain(engine, target.static, most)
-    if engine.ahead is not None:
-        for texts in sorted({rounded_texts(count) for count in range(1, most + 1)}):
-            engine.ahead.prepare(texts, _nodes(engine, texts))
-    else:
-        drafting, rows = min(most, engine.scheduler.max_drafting), engine.scheduler.max_rows
-        few, layers = min(drafting, MAX_DRAFTING), engine.drafter.layers
-        for bucket in (*drafted(few, rows, layers), *drafted_alike(range(few + 1, drafting + 1), rows, layers)):
-            target.static.pass_of(bucket, engine.cache.storage)
+    for capture in _captures(engine, target.static):
+        if target.device.type == "cuda" and crowded(*torch.cuda.mem_get_info(target.device)):
+            return
+        capture()
 
 
-def _prepare_plain(engine: Engine, static: StaticPass, most: int) -> None:
+def crowded(free: int, total: int) -> bool:
+    """Whether what is not captured yet had better wait until it is met: every graph keeps what it gives."""
+    return free < SPARE * total
+
+
+def _captures(engine: Engine, static: StaticPass) -> Iterator[Callable[[], object]]:
+    """The likeliest first."""
+    most, layers, storage = engine.scheduler.max_batch, engine.drafter.layers, engine.cache.storage
     texts = 1
     while texts < 2 * most:
-        for feeds in ("likeliest", "chosen", None):
-            static.pass_of(Bucket.of_roots(texts, engine.drafter.layers, feeds), engine.cache.storage)
+        for feeds in FEEDS:
+            yield partial(static.pass_of, Bucket.of_roots(texts, layers, feeds), storage)
         texts *= 2
+    if isinstance(engine.drafter, NoDrafter):
+        return
+    if engine.ahead is not None:
+        for texts in sorted({rounded_texts(count) for count in range(1, most + 1)}):
+            yield partial(engine.ahead.prepare, texts, _nodes(engine, texts))
+        return
+    drafting, rows = min(most, engine.scheduler.max_drafting), engine.scheduler.max_rows
+    few = min(drafting, MAX_DRAFTING)
+    for bucket in (*drafted(few, rows, layers), *drafted_alike(range(few + 1, drafting + 1), rows, layers)):
+        yield partial(static.pass_of, bucket, storage)
 
 
 def _nodes(engine: Engine, texts: int) -> set[int]:
