@@ -11,6 +11,7 @@ from forerun.core.params import SamplingParams
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.find import make_drafter, read_options
 from forerun.drafters.run_ahead import RunAhead
+from forerun.drafters.trained_folder import FLOATS
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
@@ -103,3 +104,16 @@ def test_refusals(tmp_path: Path) -> None:
         load_shared_draft(broken, tiny())
     with pytest.raises(ValueError, match="is missing"):
         load_shared_draft(HeadFolder("draft", {"num_hidden_layers": 1}, {}), tiny())
+
+
+def test_the_tree_is_the_one_that_was_found_for_this_device(tmp_path: Path) -> None:
+    target = tiny()
+    draft = new_shared_draft(target, 2)
+    about = {
+        "target": {"name": "tiny", "identity": weights_identity(target)},
+        "calibration": {"trees": {FLOATS: "2", "cpu": "7"}},
+    }
+    write_head(tmp_path / "draft", HeadFolder("draft", shared_hf_config(draft, {}), draft.trained(), about))
+    made = make_drafter("draft_model", setup(target), {"model": str(tmp_path / "draft")})
+    assert isinstance(made, DraftModel)
+    assert made.spec == TreeSpec.parse("2")

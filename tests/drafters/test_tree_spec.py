@@ -136,7 +136,9 @@ def test_a_cut_is_the_largest_beginning_that_fits(widths: list[int], nodes: int,
 
 def test_what_a_calibration_expects_of_trees() -> None:
     measured = Calibration(accuracies=((0.6, 0.2), (0.5, 0.1)))
-    found = measured.gains(5)
-    assert found == pytest.approx((0.0, 0.6, 0.9, 1.1, 1.2, 1.26))
-    assert measured.gains(8) == pytest.approx((0.0, 0.6, 0.9, 1.1, 1.2, 1.26, 1.28, 1.28, 1.28))
-    assert Calibration().gains(5) == ()
+    assert measured.gains(TreeSpec.parse("dynamic:2,2,5")) == pytest.approx((0.0, 0.6, 0.9, 1.1, 1.2, 1.26))
+    whole = measured.gains(TreeSpec.parse("dynamic:3,4,8"))
+    assert whole == pytest.approx((0.0, 0.6, 0.9, 1.1, 1.2, 1.26, 1.28, 1.28, 1.28))
+    assert measured.gains(TreeSpec.parse("3")) == pytest.approx((0.0, 0.6, 0.9, 0.9))
+    for nothing in ((), ((),), ((0.0, 0.5),)):
+        assert Calibration(accuracies=nothing).gains(TreeSpec.parse("3")) == ()

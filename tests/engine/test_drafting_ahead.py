@@ -12,8 +12,10 @@ import torch
 
 from forerun.core.params import SamplingParams
 from forerun.core.tree import DraftTree
+from forerun.drafters import head_ahead
 from forerun.drafters.device_growth import DeviceGrowth
 from forerun.drafters.drafter import Budget
+from forerun.drafters.head_ahead import HeadAhead
 from forerun.drafters.none import NoDrafter
 from forerun.drafters.recycling import Options, Recycling
 from forerun.drafters.rounds import Rounds
@@ -392,3 +394,51 @@ def test_a_drafter_sees_what_was_likely_also_where_nothing_is_drafted() -> None:
         tables.append(made.table.copy())
     assert (tables[0] == tables[1]).all()
     assert (tables[0] >= 0).any(1).sum() > 5
+
+
+@pytest.mark.parametrize("nodes", [0, None])
+def test_what_was_seen_is_there_for_the_next_turn(nodes: int | None) -> None:
+    """Also where nothing was drafted, so that the head had read nothing yet."""
+    model = target()
+    made = drafter(model)
+    made.keep(True)
+    engine = Engine(model, made, slots=1024)
+    engine.scheduler.reuse, engine.scheduler.resume = True, made.resume
+    prompt = [(7 * place) % 120 + 1 for place in range(200)]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    said = finished(engine, [Request(prompt, params, DraftOptions(nodes=nodes))])[0]
+    assert engine.scheduler.reused == 0
+    finished(engine, [Request([*prompt, *said, 5, 6, 7], params, DraftOptions(nodes=nodes))])
+    assert engine.scheduler.reused > 190
+
+
+def test_the_states_of_a_prompt_do_not_stay_with_others() -> None:
+    model = target()
+    made = drafter(model)
+    engine = Engine(model, made, slots=1024)
+    short, long = request(0, 30, **GREEDY, draft={"nodes": 0}), request(0, 5, **GREEDY, draft={"nodes": 0})
+    first = engine.add(short)
+    for _ in range(2):
+        engine.step()
+    engine.add(replace(long, prompt=list(range(1, 101))))
+    engine.step()
+    assert isinstance(made.ahead, HeadAhead)
+    waiting = made.ahead._texts[first].states
+    assert all(piece.whole.fused.shape[0] <= 32 for piece in waiting)
+    assert made.ahead._texts[first].rows > 8
+
+
+def test_all_texts_together_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_ahead, "MOST_WAITING_TOGETHER", 24)
+    requests = [request(number, 40, **GREEDY, draft={"nodes": 0}) for number in range(3)]
+    model = target()
+    made = drafter(model)
+    engine = Engine(model, made, slots=1024)
+    most = 0
+    for each in requests:
+        engine.add(each)
+    while engine.has_work:
+        engine.step()
+        assert isinstance(made.ahead, HeadAhead)
+        most = max([most, *(text.rows for text in made.ahead._texts.values())])
+    assert most <= 8

@@ -51,7 +51,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Bucket]]:
     return iter([made])
 
 
-@given(st.lists(st.integers(1, 64), min_size=1, max_size=12))
+@given(st.lists(st.integers(1, 65), min_size=1, max_size=12))
 def test_every_step_of_drafts_has_its_bucket(rows: list[int]) -> None:
     if max(rows) == 1 or sum(rows) > 512:
         return

@@ -179,3 +179,11 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         plain = product(x, plus)
         assert torch.equal(plain, plus + functional.linear(x, *product.matrix()))
     assert torch.allclose(found, plain, atol=1e-5)
+
+
+def test_what_pytorch_refuses_is_refused() -> None:
+    x, weight = torch.randn(3, 8), torch.randn(20, 8)
+    with pytest.raises(RuntimeError):
+        linear(x, weight, None, torch.randn(20, 3))
+    with pytest.raises(RuntimeError):
+        linear(x, weight, torch.randn(20, 1))

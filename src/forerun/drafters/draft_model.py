@@ -18,7 +18,7 @@ from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.growing import grow, rows_below_root
 from forerun.drafters.run_ahead import Ahead, RunAhead
-from forerun.drafters.trained_folder import Calibration, find_head
+from forerun.drafters.trained_folder import Calibration, find_head, kind_of
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.fields import read_json
 from forerun.models.heads.files import HeadFolder, is_head
@@ -50,7 +50,7 @@ class Options:
 def make(options: Options, setup: Setup) -> Drafter:
     shared = _find_shared(options.model, setup)
     known = Calibration.of(_manifest(options.model) if shared is None else shared.manifest)
-    tree = options.tree or known.trees.get(setup.target.device.type) or UNMEASURED
+    tree = options.tree or known.trees.get(kind_of(setup.target)) or UNMEASURED
     spec = _settled(TreeSpec.parse(tree), known.accuracies or None)
     model = load_draft(options.model, setup) if shared is None else _load_shared(shared, setup)
     if spec.branches and not model.branches:

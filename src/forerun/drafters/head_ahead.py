@@ -8,10 +8,8 @@ unlike those of a draft model they never stay, for where they come true the targ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -19,23 +17,23 @@ from torch import Tensor
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.device_growth import Growths, among
-from forerun.drafters.drafter import Budget, Observation, StepStates
+from forerun.drafters.drafter import Budget, Observation
 from forerun.drafters.growth_in_c import GrowthInC
 from forerun.drafters.host_growth import fits, grow_on_host, plain_laws
 from forerun.drafters.level_run import Rows
 from forerun.drafters.listed_rows import ListedRows, ReadNodes
 from forerun.drafters.run_ahead import Run, Text
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.drafters.waiting_states import Fused, Piece, Seen, Waiting, joined
+from forerun.drafters.waiting_states import Fused, Piece, Waiting, joined, pieces_of
 from forerun.kernels.kernel import power_of_two
 from forerun.models.batch import Batch, Drafted, Segment, TextRows
 from forerun.models.cache import KVCache
 from forerun.models.heads.feature_head import FeatureHead
 from forerun.models.target import Output
 
-MOST_WAITING = 512
-"""More observed states than these are read at once, without waiting for a run: a text for which nothing is drafted
-should cost nothing."""
+MOST_WAITING, MOST_WAITING_TOGETHER = 512, 32768
+"""More observed states than these, of a text or of all on average, are read at once, without waiting for a run: a text
+for which nothing is drafted should cost nothing, but neither should it fill the memory."""
 MOST_UNREAD = {"cpu": MOST_WAITING}
 MOST_UNREAD_ELSEWHERE = 32
 """With more of them a run does not begin before they are read: an accelerator captures every number of rows that a run
@@ -60,6 +58,8 @@ class HeadAhead:
         self.cache = KVCache(head.new_storage(slots))
         self._texts: dict[int, Waiting] = {}
         self._most_unread = MOST_UNREAD.get(head.device.type, MOST_UNREAD_ELSEWHERE)
+        self.keeps = False
+        """Whether another text may begin where one has ended: then what was seen of it is read before it is over."""
         self.in_c = GrowthInC(head)
         self.on_device = Growths(head, self.cache.storage)
 
@@ -81,22 +81,11 @@ class HeadAhead:
             taken.append((seen, waiting))
         if not taken:
             return
-        pieces = self._pieces([seen.features for seen, _ in taken])
+        pieces = pieces_of(self.model, [seen.features for seen, _ in taken])
         for (_, waiting), piece in zip(taken, pieces, strict=True):
             waiting.add(piece)
-        self._read_down([seen.sequence for seen, _ in taken], MOST_WAITING)
-
-    def _pieces(self, features: Many[Mapping[int, Tensor]]) -> list[Piece]:
-        """The states of each text, of all of which the head will make what it reads in one go."""
-        taps, first = self.model.taps, features[0]
-        if isinstance(first, StepStates):
-            of_step = [each for each in features if isinstance(each, StepStates) and each.whole is first.whole]
-            if len(of_step) == len(features):
-                whole = Seen(self.model, {layer: first.whole[layer] for layer in taps})
-                return [Piece(whole, each.start, each.start + each.count) for each in of_step]
-        whole = Seen(self.model, {layer: torch.cat([each[layer] for each in features]) for layer in taps})
-        ends = list(accumulate(len(each[taps[0]]) for each in features))
-        return [Piece(whole, start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        most = min(MOST_WAITING, MOST_WAITING_TOGETHER // len(self._texts))
+        self._read_down([seen.sequence for seen, _ in taken], max(1, most))
 
     def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
         """Whoever finds the cache full, or has states missing, sits out."""
@@ -162,7 +151,9 @@ class HeadAhead:
         """What was read of it stays, until its room is needed."""
         if sequence.id in self._texts:
             self._settle([sequence])
-            del self._texts[sequence.id]
+            if self.keeps:
+                self._read_down([sequence], 1)
+            self._texts.pop(sequence.id, None)
         self.cache.retire(sequence.id, sequence.tokens[1:])
 
     def resume(self, sequence: Sequence, rows: int) -> int:

@@ -68,7 +68,10 @@ class Rounds:
         self._lay = Replayed(self._lay_rows, graphs, pool, what)
         self._lay()
         self.result = self.target.run()
-        self._take_over = Replayed(self._settle, graphs, pool, what)
+        # A graph reads where something lay when it was captured: what the target's pass gives must stay there.
+        self._take_over: Callable[[], Tensor] = self._settle
+        if self.target.fixed:
+            self._take_over = Replayed(self._settle, graphs, pool, what)
 
     def begin(
         self,

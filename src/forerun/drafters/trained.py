@@ -37,6 +37,10 @@ class FeatureDrafter(DraftModel):
     def observe(self, observations: Many[Observation]) -> None:
         self._states.observe(observations)
 
+    def keep(self, keeps: bool) -> None:
+        """Whether `resume` will be asked: then all that was seen of a text is kept when it is over."""
+        self._states.keeps = keeps
+
     def resume(self, sequence: Sequence, rows: int) -> int:
         return self._states.resume(sequence, rows)
 
@@ -47,7 +51,7 @@ def feature_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     spec = calibration.spec(options.tree, kind_of(target))
     head = load_head(folder, target)
     made = FeatureDrafter(head, setup.slots, spec, target.vocab_size, calibration.tau)
-    made.gains = calibration.gains(spec.size)
+    made.gains = calibration.gains(spec)
     return made
 
 
@@ -108,5 +112,5 @@ def side_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     heads = load_side_heads(folder, target)
     spec = calibration.spec(options.tree, kind_of(target))
     made = SideDrafter(heads, spec, target.vocab_size, calibration.tau)
-    made.gains = calibration.gains(spec.size)
+    made.gains = calibration.gains(spec)
     return made

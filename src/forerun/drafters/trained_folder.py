@@ -19,6 +19,7 @@ from forerun.models.heads.checkpoint_mtp import read_mtp
 from forerun.models.heads.files import HeadFolder, is_head, read_head
 from forerun.models.identity import weights_identity
 from forerun.models.store import MANIFEST
+from forerun.models.target import TargetModel
 from forerun.models.transformer import Transformer
 from forerun.trees.static import greedy
 
@@ -28,10 +29,10 @@ TREES = {"cpu": "dynamic:6,5,24", FLOATS: "dynamic:1,2,2", "cuda": "dynamic:10,6
 """Where nothing was measured."""
 
 
-def kind_of(target: Transformer) -> str:
+def kind_of(target: TargetModel) -> str:
     """Of the device as it runs this target: one tree does not suit all."""
     kind = target.device.type
-    return FLOATS if kind == "cpu" and target.dtype == torch.float32 else kind
+    return FLOATS if kind == "cpu" and isinstance(target, Transformer) and target.dtype == torch.float32 else kind
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,14 @@ class Calibration:
             ) from None
         return cls(accuracies, tau, trees)
 
-    def gains(self, most: int) -> tuple[float, ...]:
-        """The tokens that trees of 0 to `most` nodes are expected to gain, by the accuracies; empty without them."""
-        if not self.accuracies or not most:
-            return ()
-        paths = greedy(self.accuracies, 1 + most).rank_paths[1:]
-        values = [math.prod(self.accuracies[depth][rank] for depth, rank in enumerate(path)) for path in paths]
+    def gains(self, spec: TreeSpec) -> tuple[float, ...]:
+        """The tokens that trees of 0, 1, 2, … nodes, as wide and as deep as `spec` at most, are expected to gain, by
+        the accuracies; empty where they promise nothing."""
+        table = [row[: spec.width] for row in self.accuracies[: spec.depth]]
+        paths = greedy(table, 1 + spec.size).rank_paths[1:]
+        values = [math.prod(table[depth][rank] for depth, rank in enumerate(path)) for path in paths]
         found = list(accumulate(sorted(values, reverse=True), initial=0.0))
-        return tuple(found + found[-1:] * (1 + most - len(found)))
+        return tuple(found + found[-1:] * (1 + spec.size - len(found))) if found[-1] else ()
 
     def spec(self, asked: str, kind: str) -> TreeSpec:
         """The tree that is asked for, or the one for that kind of device (`kind_of`)."""

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from forerun.drafters.drafter import StepStates
 from forerun.drafters.run_ahead import Run
 from forerun.models.heads.feature_head import FeatureHead
+
+LONG = 32
+"""Rows of one text in a step."""
 
 
 class Seen:
@@ -43,6 +48,31 @@ class Piece:
     whole: Seen | Fused
     start: int
     end: int
+
+
+def pieces_of(head: FeatureHead, features: Many[Mapping[int, Tensor]]) -> list[Piece]:
+    """The states of each text of a step, of all of which the head will make what it reads in one go, but for long ones:
+    those of a prompt would stay as long as those of any text beside it."""
+    counts = [each.count if isinstance(each, StepStates) else len(each[head.taps[0]]) for each in features]
+    if max(counts) > LONG and len(features) > 1:
+        short = [each for each, count in zip(features, counts, strict=True) if count <= LONG]
+        made = iter(_own(head, short) if short else ())
+        pairs = zip(features, counts, strict=True)
+        return [next(made) if count <= LONG else _own(head, [each])[0] for each, count in pairs]
+    first = features[0]
+    if isinstance(first, StepStates):
+        of_step = [each for each in features if isinstance(each, StepStates) and each.whole is first.whole]
+        if len(of_step) == len(features):
+            whole = Seen(head, {layer: first.whole[layer] for layer in head.taps})
+            return [Piece(whole, each.start, each.start + each.count) for each in of_step]
+    return _own(head, features)
+
+
+def _own(head: FeatureHead, features: Many[Mapping[int, Tensor]]) -> list[Piece]:
+    """In tensors of their own."""
+    whole = Seen(head, {layer: torch.cat([each[layer] for each in features]) for layer in head.taps})
+    ends = list(accumulate(len(each[head.taps[0]]) for each in features))
+    return [Piece(whole, start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def joined(pieces: Many[Piece]) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.core.params import SamplingParams
 from forerun.drafters.drafter import Drafter, Expects, Resumes
 from forerun.drafters.find import Setup, make_drafter
-from forerun.drafters.trained import SideDrafter
+from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.engine.completion import Transcript
 from forerun.engine.controller import GUESSED, SIZES, Controller
 from forerun.engine.engine import MAX_ROWS, Engine
@@ -57,6 +57,8 @@ def build_engine(
     if isinstance(made, Resumes):
         engine.scheduler.resume = made.resume
     engine.scheduler.reuse = reuse and isinstance(model.target, Transformer) and sees_enough
+    if isinstance(made, FeatureDrafter):
+        made.keep(engine.scheduler.reuse)
     return engine
 
 

@@ -78,6 +78,8 @@ class Times:
     since: list[int] = field(default_factory=lambda: [0] * len(SIZES))
     """Passes since each size was last taken."""
     chosen: int = PLAIN
+    beside: float = 0.0
+    """Seconds that a step of the chosen size takes beside itself."""
 
     _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
 
@@ -230,6 +232,8 @@ class Controller:
     ) -> None:
         """What was lost is the time beyond what the best would have taken for as many tokens; what a pause of the
         machine or a first step took besides was not lost by trying."""
+        if size == times.chosen:
+            times.beside += (beside / steps - times.beside) / KEPT
         best = times.of(times.chosen)
         if best is None:
             return
@@ -237,7 +241,8 @@ class Controller:
         if size != times.chosen:
             usual = self._tokens(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
             likely = BEYOND * steps * self._foreseen(times, len(texts), size)
-            taken = min(seconds, likely) + min(beside, MOST_BESIDE * best)
+            extra = max(0.0, beside - steps * times.beside)
+            taken = min(seconds, likely) + min(extra, MOST_BESIDE * best)
             self.credit -= max(0.0, taken - sum(tokens) / usual * best)
         self.credit = min(self.credit, SAVED * best)
 

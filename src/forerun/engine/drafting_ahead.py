@@ -106,10 +106,15 @@ class DraftingAhead:
         if any(turn.budget is None or turn.chain or turn.forced for turn in turns):
             return None
         allowed = [turn.budget.nodes for turn in turns if turn.budget is not None and turn.budget.nodes]
-        spec = self.drafter.spec
-        if 2 * len(allowed) < len(turns) or not fits(spec) or spec.width > self.head.model.vocab_size:
+        if 2 * len(allowed) < len(turns) or not self.possible:
             return None
         return self._within(min(allowed))
+
+    @property
+    def possible(self) -> bool:
+        """Whether there are rounds for the trees of this drafter."""
+        spec = self.drafter.spec
+        return fits(spec) and spec.width <= self.head.model.vocab_size
 
     def _within(self, nodes: int) -> TreeSpec:
         spec = self.drafter.spec
@@ -120,9 +125,6 @@ class DraftingAhead:
 
     def prepare(self, texts: int, nodes: Iterable[int]) -> None:
         """Capture the rounds of so many texts, with trees within each of the `nodes`."""
-        spec = self.drafter.spec
-        if not fits(spec) or spec.width > self.head.model.vocab_size:
-            return
         for spec in dict.fromkeys(self._within(each) for each in nodes if each):
             for raced in (False, True):
                 self.rounds.of(spec, texts, (1, 1), raced, self.drafter.tau)

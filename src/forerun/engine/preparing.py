@@ -1,8 +1,9 @@
-"""What an accelerator captures before the first text, so that nobody waits for it later.
+"""What an accelerator captures before the first text, as long as there is memory for it.
 
 These are the steps that write: plain runs, and drafts of every size that the controller may choose, for every number of
-texts. Where a size had to be captured when it is tried, one try would take longer than all that it can find out is
-worth. Steps that read prompts come in too many shapes, and are captured as they are met.
+texts, of up to a thousand tokens each. Where a size had to be captured when it is tried, one try would take longer than
+all that it can find out is worth. Steps that read prompts come in too many shapes; they, and what a drafter runs by
+itself, are captured as they are met.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def prepare(engine: Engine) -> None:
     for capture in _captures(engine, target.static):
         if target.device.type == "cuda" and crowded(*torch.cuda.mem_get_info(target.device)):
             return
-        capture()
+        try:
+            capture()
+        except torch.OutOfMemoryError:
+            return
 
 
 def crowded(free: int, total: int) -> bool:
@@ -56,9 +60,9 @@ def _captures(engine: Engine, static: StaticPass) -> Iterator[Callable[[], objec
         texts *= 2
     if isinstance(engine.drafter, NoDrafter):
         return
-    if engine.ahead is not None:
+    if engine.ahead is not None and engine.ahead.possible:
         for texts in sorted({rounded_texts(count) for count in range(1, most + 1)}):
-            yield partial(engine.ahead.prepare, texts, _nodes(engine, texts))
+            yield partial(engine.ahead.prepare, texts, _nodes(engine.scheduler.max_rows, texts))
         return
     drafting, rows = min(most, engine.scheduler.max_drafting), engine.scheduler.max_rows
     few = min(drafting, MAX_DRAFTING)
@@ -66,11 +70,10 @@ def _captures(engine: Engine, static: StaticPass) -> Iterator[Callable[[], objec
         yield partial(static.pass_of, bucket, storage)
 
 
-def _nodes(engine: Engine, texts: int) -> set[int]:
+def _nodes(max_rows: int, texts: int) -> set[int]:
     """That a text may have where there are as many as `texts`, or as few as are rounded up to it."""
-    fewest = next(count for count in range(1, texts + 1) if rounded_texts(count) == texts)
-    rooms = [engine.scheduler.max_rows // count - 1 for count in (fewest, texts)]
-    return {min(room, MAX_NODES if size is None else size) for room in rooms for size in SIZES}
+    rooms = [max_rows // count - 1 for count in range(1, texts + 1) if rounded_texts(count) == texts]
+    return {min(room, MAX_NODES if size is None else size) for room in rooms for size in SIZES if room > 0}
 
 
 def drafted_alike(counts: Iterable[int], max_rows: int, layers: tuple[int, ...]) -> Iterator[Bucket]:
@@ -78,7 +81,7 @@ def drafted_alike(counts: Iterable[int], max_rows: int, layers: tuple[int, ...])
     for texts in counts:
         for size in SIZES:
             nodes = min(max_rows // texts - 1, MAX_NODES if size is None else size)
-            if nodes:
+            if nodes > 0:
                 yield Bucket.of_trees(texts, texts * (1 + nodes), 1 + nodes, layers)
 
 
@@ -86,7 +89,7 @@ def drafted(most: int, max_rows: int, layers: tuple[int, ...]) -> Iterator[Bucke
     """Of steps that check drafts for up to so many texts, whichever of them have any."""
     found: dict[Bucket, None] = {}
     for texts in range(1, most + 1):
-        for longest in range(2, 1 + MAX_NODES):
+        for longest in range(2, 2 + MAX_NODES):
             for rows in range(texts - 1 + longest, 1 + min(max_rows, texts * longest)):
                 found[Bucket.of_trees(texts, rows, longest, layers)] = None
     yield from found

@@ -45,8 +45,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, plus: Tensor |
         and _fits(x, rows * width)
         and _fits(weight, size * width)
         and weight.is_contiguous()
-        and (bias is None or _fits(bias, size))
-        and (plus is None or _fits(plus, rows * size))
+        and (bias is None or (bias.shape == (size,) and _fits(bias, size)))
+        and (plus is None or (plus.shape == (*before, size) and _fits(plus, rows * size)))
     )
     call = library() if suits else None
     if call is None:

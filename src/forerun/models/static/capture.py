@@ -106,6 +106,9 @@ class Replayed(Generic[T]):
         try:
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 result = self.launch()
+        except torch.OutOfMemoryError:
+            log.warning("there is no memory to capture %s: the host launches it, which is slower", self.what)
+            return
         except RuntimeError as error:
             graphs.on = False
             warnings.warn(

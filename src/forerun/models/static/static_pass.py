@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -138,15 +139,26 @@ class Captured:
             return result
 
         self.run: Callable[[], Result] = launch
+        self._replayed = partial(
+            Replayed, launch, owner.graphs, pool, f"passes of up to {bucket.rows} rows of {bucket.sequences} texts"
+        )
         if patience is not None and bucket.rows <= CAPTURED_ROWS:
-            what = f"passes of up to {bucket.rows} rows of {bucket.sequences} texts"
-            self.run = Replayed(launch, owner.graphs, pool, what, patience)
+            self.run = self._replayed(patience)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether what it gives always lies in the same place."""
+        return isinstance(self.run, Replayed) and self.run.graph is not None
 
     def capture(self) -> None:
-        """If it is not yet. What the buffers hold is lost then."""
-        if isinstance(self.run, Replayed) and self.run.graph is None:
-            self.buffers.slots.fill_(-1)
+        """If it is not yet and can be. What the buffers hold is lost then."""
+        if self.fixed or self.buffers.bucket.rows > CAPTURED_ROWS:
+            return
+        self.buffers.slots.fill_(-1)
+        if isinstance(self.run, Replayed):
             self.run.capture()
+        else:
+            self.run = self._replayed()
 
 
 def named(columns: Tensor, ids: Tensor | None) -> Tensor:
