@@ -31,10 +31,12 @@ def build_engine(
     rule: str | None = None,
     adaptive: bool = False,
     reuse: bool = False,
+    prepared: bool = True,
 ) -> Engine:
     """Without `cache_tokens` the cache is as large as memory allows. With `reuse`, a text that begins like an earlier
     one need not be read again where that one's rows are still in the cache; not so where an encoder reads prompts, or
-    where a drafter has to see the target's states of all of them and does not keep what it made of them."""
+    where a drafter has to see the target's states of all of them and does not keep what it made of them. `prepared`
+    lets an adaptive engine take its time before the first text; without it, what it needs is made as it comes."""
     slots = default_slots(model.target, max_batch) if cache_tokens is None else cache_tokens
     setup = Setup(model.target, slots, model.load_beside, lambda: model.tokenizer.fingerprint, model.folder)
     made = make_drafter(drafter, setup, options)
@@ -51,7 +53,7 @@ def build_engine(
         rule=rule,
         controller=controller,
     )
-    if adaptive:
+    if adaptive and prepared:
         prepare(engine)
     sees_enough = not made.layers or isinstance(made, SideDrafter | Resumes)  # the first needs the last state alone
     if isinstance(made, Resumes):

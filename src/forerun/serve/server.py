@@ -115,10 +115,11 @@ def open_service(model: LoadedModel, settings: Settings) -> Iterator[Service]:
     }
 
     def beside(name: str) -> Engine:
-        """With a cache that holds one text at least, and a share of what the first engine's does."""
+        """With a cache that holds one text at least, and a share of what the first engine's does. Others are being
+        written for when it is made: they should not wait."""
         first = engines.first
         slots = first.cache.total_blocks * first.cache.block_size
-        return make(name, {}, cache_tokens=max(first.context_length, slots // SHARE))
+        return make(name, {}, cache_tokens=max(first.context_length, slots // SHARE), prepared=False)
 
     for name in settings.also:
         if name != PLAIN:  # which every engine can do
