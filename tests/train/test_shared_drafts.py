@@ -10,6 +10,7 @@ import pytest
 
 from forerun.core.params import SamplingParams
 from forerun.drafters.find import Setup, make_drafter
+from forerun.drafters.trained_folder import FLOATS
 from forerun.engine.llm import LLM
 from forerun.engine.loaded import LoadedModel
 from forerun.models.heads.files import read_head
@@ -101,7 +102,7 @@ def test_calibrated(run: Terminal, flags: tuple[str, ...], deep: Path, prompts: 
     )
     assert [row["tree"] for row in found["timed"]] == ["static:5"]
     kept = json.loads((out / "forerun.json").read_text())["calibration"]
-    assert kept["trees"] == {"cpu": "static:5"}
+    assert kept["trees"] == {FLOATS: "static:5"}
     assert kept["accuracies"] == found["accuracies"]
     loaded = LoadedModel.load(deep, dtype="float32", device="cpu")
     drafter: Any = make_drafter(str(out), Setup(loaded.target, 64, loaded.load_beside))

@@ -124,7 +124,8 @@ class _Step:
 
     @cached_property
     def settings(self) -> LawSettings:
-        return draft_settings([text.params for text in self.sequences], self.device, ranked=self.spec.branches)
+        ranked = self.spec.branches or self.spec.dynamic  # which tells how sure it is, with one path too
+        return draft_settings([text.params for text in self.sequences], self.device, ranked=ranked)
 
     # --- a shape that is known beforehand ---------------------------------------------------------------------
 
