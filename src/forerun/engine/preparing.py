@@ -90,6 +90,9 @@ def drafted(most: int, max_rows: int, layers: tuple[int, ...]) -> Iterator[Bucke
     found: dict[Bucket, None] = {}
     for texts in range(1, most + 1):
         for longest in range(2, 2 + MAX_NODES):
-            for rows in range(texts - 1 + longest, 1 + min(max_rows, texts * longest)):
-                found[Bucket.of_trees(texts, rows, longest, layers)] = None
+            rows = texts - 1 + longest
+            while rows <= min(max_rows, texts * longest):
+                bucket = Bucket.of_trees(texts, rows, longest, layers)
+                found[bucket] = None
+                rows = max(rows, bucket.wanted) + 1  # up to there it is the same one
     yield from found
