@@ -116,9 +116,10 @@ def _measure(
             heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
             warm = [Question(str(n), "training", (text,)) for n, text in enumerate(_training(given.data, 256))]
             for batch in map(int, given.batches.split(",")):
-                count = min(len(every), max(13, 3 * batch))
+                count = min(len(every), {1: 20, 8: 64}.get(batch, 3 * batch))
                 spread = every[:: len(every) // count][:count]
-                groups = [[question] for question in spread] if batch == 1 else [spread[::2], spread[1::2]]
+                turns = count if batch == 1 else max(2, count // (2 * batch))
+                groups = [spread[turn::turns] for turn in range(turns)]
                 before = [[question] for question in warm[:6]]
                 if batch > 1:
                     before = [warm[: 2 * batch], warm[2 * batch : 4 * batch]]

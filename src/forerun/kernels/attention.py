@@ -49,14 +49,14 @@ class Plan:
 
     @classmethod
     def choose(cls, batch: int, kv_heads: int, queries: int, max_context: int, size: int, processors: int) -> Plan:
-        """`queries` for each key head and sequence. Splits fill the device twice, and get two steps each at least. The
+        """`queries` for each key head and sequence. Splits fill the device twice, and get four steps each at least. The
         rest is what measured best on an H200 (docs/log.md): few warps where there are many programs."""
         tile_m = min(128, max(16, power_of_two(queries)))
         if queries > 256:  # prompts, and beside them texts of one row
             tile_m = 64
         tile_n = 64 if size <= 128 else 32
         programs = batch * kv_heads * -(-queries // tile_m)
-        useful = max(1, max_context // (2 * tile_n))
+        useful = max(1, max_context // (4 * tile_n))
         wanted = -(-2 * processors // programs)
         if tile_m > 16 and programs >= processors:
             wanted = 1  # putting parts together costs more than it gains

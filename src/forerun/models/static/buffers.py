@@ -20,7 +20,8 @@ from forerun.models.batch import Batch, Drafted, Segment, TextEnds, TextRows
 
 BLOCK = 16
 """Slots of a block, as `KVCache` hands them out."""
-LEAST_BLOCKS = 64
+LEAST_BLOCKS = 128
+"""Of a text: attention reads what there is, so a bound may be generous, and few texts are ever beyond it."""
 LEAST_ROWS = 16
 LEAST_HALF = 64
 """Up to so many rows a pass takes as long as over the next power of two."""
