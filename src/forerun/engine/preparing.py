@@ -1,9 +1,9 @@
 """What an accelerator captures before the first text, as long as there is memory for it.
 
 These are the steps that write: plain runs, and drafts of every size that the controller may choose, for every number of
-texts, of up to two thousand tokens each. Where a size had to be captured when it is tried, one try would take longer than
-all that it can find out is worth. Steps that read prompts come in too many shapes; they, and what a drafter runs by
-itself, are captured as they are met.
+texts, of up to two thousand tokens each. Where a size had to be captured when it is tried, one try would take longer
+than all that it can find out is worth. Steps that read prompts come in too many shapes; they, and what a drafter runs
+by itself, are captured as they are met.
 """
 
 from __future__ import annotations
