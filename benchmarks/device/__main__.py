@@ -116,13 +116,13 @@ def _measure(
             heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
             warm = [Question(str(n), "training", (text,)) for n, text in enumerate(_training(given.data, 256))]
             for batch in map(int, given.batches.split(",")):
-                count = min(len(every), {1: 20, 8: 64}.get(batch, 3 * batch))
+                count = min(len(every), {1: 20, 8: 64}.get(batch, 4 * batch))
                 spread = every[:: len(every) // count][:count]
-                turns = count if batch == 1 else max(2, count // (2 * batch))
+                turns = count if batch == 1 else 2
                 groups = [spread[turn::turns] for turn in range(turns)]
                 before = [[question] for question in warm[:6]]
                 if batch > 1:
-                    before = [warm[: 2 * batch], warm[2 * batch : 4 * batch]]
+                    before = [warm[: 2 * batch], warm[2 * batch : 4 * batch]][: 1 if batch > 8 else 2]
                 untrained = [name for name in texts.UNTRAINED if name in names]
                 for rows in texts.controlled(measured, groups, before, heads, greedy, batch, untrained):
                     add("controller", rows)

@@ -96,3 +96,17 @@ def test_the_text_does_not_change() -> None:
     assert texts(Engine(target, RandomTrees(0), slots=512, controller=controller)) == plain
     assert controller.times
     assert not controller.texts
+
+
+def test_where_drafts_pay_a_promising_size_needs_no_time_to_lose() -> None:
+    """A head's first reading of a long prompt uses up all that may be lost; the next sizes must not wait for it."""
+    controller = Controller()
+    chosen = set()
+    for step in range(200):
+        (limit,) = controller.limits([0])
+        size = 60 if limit is None else limit
+        chosen.add(size)
+        controller.observe(
+            [0], [size], [1 + (size > 0) + (size > 2) + (size > 6) + (size > 15)], 1.0, beside=60 * (step == 2)
+        )
+    assert chosen == {0, 2, 6, 15, 60}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +14,12 @@ from forerun.drafters.drafter import Drafter
 from forerun.drafters.ngram import NGram, Options
 from forerun.drafters.none import NoDrafter
 from forerun.engine.controller import SIZES, Controller
+from forerun.engine.drafting_ahead import SMALLER
 from forerun.engine.engine import Engine
-from forerun.engine.preparing import crowded, drafted, prepare
+from forerun.engine.preparing import crowded, drafted, prepare, readings
+from forerun.engine.statistics import Clock
+from forerun.kernels.attention import Plan
+from forerun.kernels.gpu import language
 from forerun.models.batch import Batch, TextRows
 from forerun.models.static.buffers import Bucket
 from forerun.models.static.static_pass import Captured, StaticPass
@@ -107,3 +112,29 @@ def test_where_nothing_is_captured_nothing_is_prepared(met: Iterator[list[Bucket
     model.static = None
     prepare(Engine(model, NGram(Options()), slots=512, controller=Controller()))
     assert next(met) == []
+
+
+def test_a_size_of_the_controller_is_a_tree_of_that_size() -> None:
+    """Else it would seem that the drafter likes no more than that, and nothing larger would be tried."""
+    assert {size for size in SIZES if size} <= set(SMALLER)
+
+
+@given(st.lists(st.integers(1, 511), min_size=1, max_size=12))
+def test_the_kernels_of_a_heads_reading_are_there(rows: list[int]) -> None:
+    if sum(rows) > 512:
+        return
+    texts = tuple(TextRows(n, own, [0] * own, None, 0, [0] * 40, 16, 0) for n, own in enumerate(rows))
+    met = Bucket.of(Batch(texts=texts), (), None)
+
+    def plan(bucket: Bucket) -> Plan:
+        queries = 2 * min(bucket.rows, bucket.tail)
+        return Plan.choose(bucket.sequences, 16, queries, bucket.blocks * 16, 128, 132)
+
+    assert plan(met) in {plan(bucket) for bucket in readings(12)}
+
+
+def test_what_is_built_on_the_way_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(torch.device("cpu"))
+    assert clock.undisturbed
+    monkeypatch.setattr(language, "_built", [None])
+    assert not clock.undisturbed

@@ -9,12 +9,17 @@ from typing import Protocol
 
 from forerun.bench.arrivals import at_their_times
 from forerun.bench.measures import Answer, Work
+from forerun.bench.questions import Question
 from forerun.core.params import SamplingParams
 from forerun.engine.llm import LLM, Writing
 from forerun.engine.statistics import PHASES
 from forerun.models.tokenizer import Tokenizer
 
 Messages = list[dict[str, str]]
+TEMPLATE = 64
+"""Tokens that a chat template adds to a turn, at most."""
+DRAFTS = 128
+"""Tokens of cache beyond the text, for drafts and what is begun of a block."""
 
 
 class Contestant(Protocol):
@@ -72,6 +77,15 @@ def prompt_tokens(tokenizer: Tokenizer, talk: Messages) -> list[int]:
     if tokenizer.has_chat_template:
         return tokenizer.apply_chat(talk)
     return tokenizer.encode("\n".join(message["content"] for message in talk))
+
+
+def room_for(questions: Sequence[Question], tokenizer: Tokenizer, max_tokens: int) -> int:
+    """Tokens of cache that the longest conversation takes, with drafts. Contestants of a round are all in memory."""
+    longest = max(
+        len(tokenizer.encode("\n".join(question.turns))) + len(question.turns) * (max_tokens + TEMPLATE)
+        for question in questions
+    )
+    return longest + DRAFTS
 
 
 def _answer(writing: Writing, came: float | None) -> Answer:

@@ -168,6 +168,7 @@ def bench(
     params = SamplingParams(top_p=top_p, seed=seed, max_tokens=max_tokens)
     with loading(f"Loading {model}") as told:
         from forerun.bench.contest import Contest
+        from forerun.bench.contestants import room_for
         from forerun.engine.loaded import LoadedModel
         from forerun.models.precision import parse_dtype
 
@@ -176,7 +177,7 @@ def bench(
         questions,
         grid.cases,
         grid.settings,
-        _starter(grid, loaded, dtype),
+        _starter(grid, loaded, dtype, room_for(questions, loaded.tokenizer, max_tokens)),
         params,
         repeat,
         rounds=lambda case: peer_rounds if grid.is_peer(case) else None,
@@ -203,10 +204,12 @@ def _refuse_same_file(*files: Path | None) -> None:
         raise ValueError(f"{twice[0]} is named twice: --prompts, --json and --report must be different files")
 
 
-def _starter(grid: Grid, model: LoadedModel, dtype: str) -> Callable[[Case, Setting], Contestant]:
+def _starter(grid: Grid, model: LoadedModel, dtype: str, room: int) -> Callable[[Case, Setting], Contestant]:
+    """`room`: tokens of a conversation."""
     from forerun.bench.contestants import Forerun
     from forerun.bench.peers import Peers
     from forerun.engine.llm import LLM
+    from forerun.engine.loaded import default_slots
     from forerun.models.precision import parse_dtype
 
     device = model.target.device
@@ -223,6 +226,7 @@ def _starter(grid: Grid, model: LoadedModel, dtype: str) -> Callable[[Case, Sett
                 tree=case.tree or None,
                 rule=case.rule or None,
                 max_batch=setting.batch,
+                cache_tokens=min(default_slots(model.target, setting.batch), setting.batch * room),
                 adaptive=case.adaptive,
             )
         )

@@ -28,8 +28,9 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from statistics import median_low
 
-SIZES = (0, 2, 6, 16, None)
-"""The most that is drafted for a text; None for all that the drafter likes."""
+SIZES = (0, 2, 6, 15, None)
+"""The most that is drafted for a text; None for all that the drafter likes. Trees on a device come in these sizes: of a
+larger one that comes to less it would seem that the drafter likes no more."""
 PLAIN, WHOLE = 0, len(SIZES) - 1
 GUESSED = (0.0, 0.4, 0.65, 0.85, 1.0)
 """What a size gains beside the whole, as long as nothing else is known."""
@@ -311,7 +312,11 @@ class Controller:
         if not unknown and hopes[size] < best and times.since[size] < SELDOM:
             return None
         loss = self._foreseen(times, len(standings), size) - self._tokens(times, standings, size) / best
-        return size if loss <= self.credit else None
+        if 0 < times.tries[size] < FIRST_TRIES:
+            return size  # or the first try was for nothing
+        # Where drafts pay, what seems to gain is tried at any time: then it rests on more than a guess.
+        most = self.credit if times.chosen == PLAIN else max(0.0, self.credit)
+        return size if loss <= most else None
 
     def _gains(self, times: Times, standings: Many[Standing], size: int) -> list[float]:
         """Tokens beyond the first of each text that is worth drafting for."""

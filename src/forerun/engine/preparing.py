@@ -13,11 +13,12 @@ from functools import partial
 
 import torch
 
+from forerun.drafters.head_ahead import PASS_ROWS
 from forerun.drafters.none import NoDrafter
 from forerun.engine.controller import SIZES
 from forerun.engine.drafting import MAX_DRAFTING
 from forerun.engine.engine import MAX_NODES, Engine
-from forerun.models.static.buffers import Bucket, Feeds, rounded_texts
+from forerun.models.static.buffers import BLOCK, Bucket, Feeds, rounded_texts, tails
 from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
 
@@ -61,6 +62,10 @@ def _captures(engine: Engine, static: StaticPass) -> Iterator[Callable[[], objec
     if isinstance(engine.drafter, NoDrafter):
         return
     if engine.ahead is not None and engine.ahead.possible:
+        head = engine.ahead.head
+        assert head.model.static is not None
+        for bucket in readings(most):
+            yield head.model.static.pass_of(bucket, head.cache.storage, None).run
         for texts in sorted({rounded_texts(count) for count in range(1, most + 1)}):
             yield partial(engine.ahead.prepare, texts, _nodes(engine.scheduler.max_rows, texts))
         return
@@ -68,6 +73,17 @@ def _captures(engine: Engine, static: StaticPass) -> Iterator[Callable[[], objec
     few = min(drafting, MAX_DRAFTING)
     for bucket in (*drafted(few, rows, layers), *drafted_alike(range(few + 1, drafting + 1), rows, layers)):
         yield partial(static.pass_of, bucket, storage)
+
+
+def readings(most: int) -> Iterator[Bucket]:
+    """Of what a head reads before it drafts. It is not captured, but once it has run its kernels are built."""
+    texts = 1
+    while texts < 2 * most:
+        yield Bucket.of_roots(texts, (), None)
+        shared = [(min(PASS_ROWS, texts * tail), tail) for tail in tails(texts)]
+        alone = [(rows, rows) for rows in range(BLOCK, PASS_ROWS + 1, BLOCK)]
+        yield from dict.fromkeys(Bucket.of_reading(texts, rows, longest) for rows, longest in shared + alone)
+        texts *= 2
 
 
 def _nodes(max_rows: int, texts: int) -> set[int]:

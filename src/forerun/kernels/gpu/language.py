@@ -34,6 +34,31 @@ def jit(*varying: str) -> Callable[[Any], Any]:
     return make
 
 
+_built: list[None] = []
+
+
+def built() -> int:
+    """How many kernels were built in this process, or found built by an earlier one: either takes many times as long as
+    a launch."""
+    return len(_built)
+
+
+def _count_builds() -> None:
+    runtime = getattr(importlib.import_module("triton.knobs"), "runtime", None)
+    before = getattr(runtime, "jit_post_compile_hook", None)
+
+    def count(**told: Any) -> Any:
+        _built.append(None)
+        return before(**told) if before is not None else None
+
+    if runtime is not None:
+        runtime.jit_post_compile_hook = count
+
+
+if INSTALLED:
+    _count_builds()
+
+
 @jit()
 def wait_for_the_one_before(OVERLAP: constexpr) -> Value:
     """At the beginning of a kernel that is launched `ahead`: what follows may start too, and nothing is read or written

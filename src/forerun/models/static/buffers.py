@@ -79,6 +79,11 @@ class Bucket:
         return cls(sequences, read, _rounded_tail(longest, sequences), LEAST_BLOCKS, wanted, tuple(layers))
 
     @classmethod
+    def of_reading(cls, texts: int, rows: int, longest: int) -> Bucket:
+        """Of so many texts, none of them long, of which so many rows are read, at most `longest` of one: no scores."""
+        return cls(texts, max(LEAST_ROWS, _rounded_rows(rows)), _rounded_tail(longest, texts), LEAST_BLOCKS, texts)
+
+    @classmethod
     def regular(cls, texts: int, each: int, blocks: int, layers: Sequence[int], *, all_wanted: bool) -> Bucket:
         """Of texts that have `each` rows at most, whose scores are all wanted, or of one row of each text."""
         rows = max(LEAST_ROWS, _rounded_rows(texts * each))
@@ -128,9 +133,13 @@ def _rounded_wanted(wanted: int, sequences: int) -> int:
     return sequences if rounded <= sequences else max(LEAST_ROWS, rounded)
 
 
+def tails(sequences: int) -> tuple[int, ...]:
+    """To which they are rounded, as far as these go."""
+    return TAILS if sequences < MANY else TAILS_OF_MANY
+
+
 def _rounded_tail(tail: int, sequences: int) -> int:
-    tails = TAILS if sequences < MANY else TAILS_OF_MANY
-    return next((size for size in tails if size >= tail), power_of_two(tail))
+    return next((size for size in tails(sequences) if size >= tail), power_of_two(tail))
 
 
 def rounded_texts(texts: int) -> int:

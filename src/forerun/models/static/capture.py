@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from forerun.kernels.attention import tree_attention
+from forerun.kernels.gpu.language import built
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +35,9 @@ def captured() -> int:
 
 
 def unsettled() -> int:
-    """The same, with what was launched by the host since it may not come again: who times his work knows by it that
-    this came between."""
-    return len(_captured) + len(_launched)
+    """The same, with what was launched by the host since it may not come again, and with kernels that were built: who
+    times his work knows by it that this came between."""
+    return len(_captured) + len(_launched) + built()
 
 
 def capture_seconds() -> float:
