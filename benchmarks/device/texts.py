@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.device.models import SHORT, Measured, in_transformers
 from forerun.bench.questions import Question
+from forerun.core.collector import heap_stays
 from forerun.core.params import SamplingParams
 from forerun.engine.llm import LLM
 from forerun.models.heads.files import method_of
@@ -223,10 +224,11 @@ def _meet(
 
 def _answer(llm: LLM, record: Record, group: list[Question], settings: SamplingParams) -> None:
     before, known, capturing = _counted(llm), captured(), capture_seconds()
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    done = llm.generate([question.turns[0] for question in group], settings)
-    record.seconds.append(time.perf_counter() - started)
+    with heap_stays():
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        done = llm.generate([question.turns[0] for question in group], settings)
+        record.seconds.append(time.perf_counter() - started)
     record.tokens += [each.token_ids for each in done]
     record.captures += captured() - known
     record.capturing += capture_seconds() - capturing

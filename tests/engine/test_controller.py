@@ -110,3 +110,16 @@ def test_where_drafts_pay_a_promising_size_needs_no_time_to_lose() -> None:
             [0], [size], [1 + (size > 0) + (size > 2) + (size > 6) + (size > 15)], 1.0, beside=60 * (step == 2)
         )
     assert chosen == {0, 2, 6, 15, 60}
+
+
+def test_a_try_in_which_something_is_captured_is_paid_for() -> None:
+    """Else it would be tried again and again, each time with something else to capture."""
+    controller = Controller()
+    tries = 0
+    for _ in range(300):
+        (limit,) = controller.limits([0])
+        size = 60 if limit is None else limit
+        tries += size > 0
+        controller.observe([0], [size], [1 + (size > 0)], 20.0 if size else 1.0, settled=not size)
+    assert 1 <= tries <= 3
+    assert controller.times[1].of(1) is None

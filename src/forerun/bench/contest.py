@@ -22,6 +22,7 @@ from forerun.bench.contestants import Contestant, Messages
 from forerun.bench.measures import Answer, Cell, Sums, Work, counted
 from forerun.bench.memory import Ledger
 from forerun.bench.questions import Question
+from forerun.core.collector import heap_stays
 from forerun.core.params import SamplingParams
 
 WARM_UP = "Write one sentence about a lighthouse."
@@ -99,9 +100,10 @@ class _Seat(ExitStack):
         try:
             with self._ledger.at_work(self._case):
                 contestant = self.contestant()
-                answers, work = converse(
-                    contestant, self._contest.pool(place), self._params, self._setting, self._contest.seed
-                )
+                with heap_stays():
+                    answers, work = converse(
+                        contestant, self._contest.pool(place), self._params, self._setting, self._contest.seed
+                    )
         except Exception as error:  # of whatever kind: it belongs to this method and goes into its row
             self._drop()
             return Cell(place, in_words(error))

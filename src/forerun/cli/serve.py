@@ -97,6 +97,7 @@ def serve(
     from forerun.serve.keys import Keys, read_keys
 
     keys = Keys([] if api_key_file is None else read_keys(api_key_file))
+    from forerun.core.collector import heap_stays
     from forerun.serve.app import Doors
     from forerun.serve.limits import Limits
     from forerun.serve.logs import log_to_stderr
@@ -120,7 +121,7 @@ def serve(
     with bind(host, port) as taken:
         loaded = model.load()
         log_to_stderr(log_level)
-        with open_service(loaded, settings) as service:
+        with open_service(loaded, settings) as service, heap_stays():
             where = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
             console = Console(stderr=True, highlight=False)
             serve(service, settings, taken, ready=lambda: console.print(f"{settings.name} is served at {where}"))

@@ -197,12 +197,19 @@ class Controller:
         seconds: float,
         steps: int = 1,
         beside: float = 0.0,
+        settled: bool = True,
     ) -> None:
         """What came of the step: how much was drafted for each text and how many tokens were committed, in `steps`
         passes. Steps that read prompts are not shown. `beside` are seconds that it took this time and need not take
-        again, as for what was put off until something is drafted."""
+        again, as for what was put off until something is drafted. A step in which something was captured or built is
+        not `settled`: it says nothing of how long its like take, but if it was a try, it was paid for."""
         times = self._times(len(texts))
         size = self._size if any(drafted) else PLAIN
+        if not settled:
+            usual = steps * self._foreseen(times, len(texts), size)
+            if size != times.chosen:
+                self._settle(times, size, texts, tokens, usual, steps, beside + max(0.0, seconds - usual))
+            return
         self._settle(times, size, texts, tokens, seconds, steps, beside)
         first, unknown = not any(each.of(PLAIN) for each in self.times.values()), times.of(PLAIN) is None
         if size == PLAIN or 2 * len(self._drafting) > len(texts):  # else it says little of the size

@@ -36,10 +36,14 @@ def most_drafting(target: TargetModel, drafter: Drafter) -> int | None:
     return MAX_DRAFTING if on_host and isinstance(target, WritesAhead) and target.device.type == "cuda" else None
 
 
-MAX_BESIDE = 64
-"""Rows of prompts that an accelerator reads in a step up to which others draft beside. With more its pass takes as long
-as there are rows."""
+MAX_BESIDE = 512
+"""Rows of prompts, times texts, up to which an accelerator drafts while it reads. With more its pass takes as long as
+there are rows."""
 
 
-def most_beside(target: TargetModel) -> int | None:
-    return MAX_BESIDE if target.device.type == "cuda" else None
+def most_beside(target: TargetModel, *, in_runs: bool) -> int | None:
+    """Where it drafts in runs, a step in which the host grows trees, of a shape that may not come again, takes longer
+    than it gains."""
+    if target.device.type != "cuda":
+        return None
+    return 0 if in_runs else MAX_BESIDE

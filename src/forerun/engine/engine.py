@@ -77,17 +77,17 @@ class Engine:
         self.cache = KVCache(target.new_storage(slots))
         if isinstance(drafter, SharesCache):
             drafter.share(self.cache)
+        self.ahead = DraftingAhead.of(target, drafter, self.cache)
         self.scheduler = Scheduler(
             self.cache,
             max_batch=max_batch,
             max_rows=max_rows,
             max_nodes=MAX_NODES,
             max_drafting=max_drafting,
-            max_beside=most_beside(target),
+            max_beside=most_beside(target, in_runs=self.ahead is not None and self.ahead.possible),
             prompts_alone=prompts_alone,
             controller=controller,
         )
-        self.ahead = DraftingAhead.of(target, drafter, self.cache)
         if controller is not None:
             controller.together = self.ahead is not None
         self.meanwhile: Callable[[], None] | None = None
@@ -377,11 +377,11 @@ class Engine:
     ) -> None:
         """To the controller, what came of `steps` passes, or of one of `share` that the clock has timed. Where a device
         goes on by itself, what the host takes besides says nothing of what was chosen; but it was spent."""
-        if self.controller is not None and clock.undisturbed:
+        if self.controller is not None:
             spent = clock.spent(with_rest=True) / share
             seconds = spent if self.ahead is None else clock.spent(with_rest=False) / share
             numbers = [turn.job.sequence.id for turn in turns]
-            self.controller.observe(numbers, drafted, tokens, seconds, steps, beside=spent - seconds)
+            self.controller.observe(numbers, drafted, tokens, seconds, steps, spent - seconds, clock.undisturbed)
 
     # --- telling -----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ again from its tokens, like a prompt. The oldest never does, so all finish.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,15 +53,15 @@ class Scheduler:
         controller: Controller | None = None,
         reuse: bool = False,
     ) -> None:
-        """Nothing is drafted in a step of more than `max_drafting` texts, nor beside the reading of more than
-        `max_beside` rows: where a pass takes as long as its rows, all that are no drafts give more. With
-        `prompts_alone`, while texts are read those that are read wait: where plain decoding goes in long runs, a step
-        that does both for hundreds of texts takes longer than the two apart. With `reuse`, what a text leaves in the
-        cache is there for the next one that begins alike, until its room is needed."""
+        """Nothing is drafted in a step of more than `max_drafting` texts, nor where the rows of prompts that it reads,
+        times texts, are more than `max_beside`: where a pass takes as long as its rows, all that are no drafts give
+        more. With `prompts_alone`, while texts are read those that are read wait: where plain decoding goes in long
+        runs, a step that does both for hundreds of texts takes longer than the two apart. With `reuse`, what a text
+        leaves in the cache is there for the next one that begins alike, until its room is needed."""
         self.cache = cache
         self.prompts_alone, self.controller, self.reuse = prompts_alone, controller, reuse
         self.max_drafting = max_batch if max_drafting is None else max_drafting
-        self.max_beside = max_rows if max_beside is None else max_beside
+        self.max_beside = math.inf if max_beside is None else max_beside
         self.max_batch, self.max_rows, self.max_nodes = max_batch, max_rows, max_nodes
         self.resume: Callable[[Sequence, int], int] | None = None
         """What a drafter says who has to have seen all that the target does not compute again: `Resumes`."""
@@ -187,7 +188,7 @@ class Scheduler:
             depth = max(0, sequence.remaining - 1)
             if job.draft.depth is not None:
                 depth = min(depth, job.draft.depth)
-            if len(deciding) > self.max_drafting or read > self.max_beside:
+            if len(deciding) > self.max_drafting or read * len(deciding) > self.max_beside:
                 nodes = 0
             if not depth or turn.chain:  # what a prompt's rows round to must not depend on what is drafted behind them
                 nodes = 0
