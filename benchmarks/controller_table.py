@@ -1,0 +1,58 @@
+"""What `adaptive` engines write beside plain decoding, for every drafter that comes with Forerun and several loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+DEVICE = ("device-8b-controller-1-untrained", *(f"device-8b-controller-{batch}" for batch in (1, 8, 32, 64)))
+"""The later ones count."""
+CPU = ("controller-cpu-1", "controller-cpu")
+ADAPTIVE = ", adaptive"
+
+Cell = tuple[str, str, int]
+"""Drafter, machine and batch."""
+
+
+def table(footnote: Callable[[dict[str, Any]], str]) -> str:
+    found: dict[Cell, str] = {}
+    notes = []
+    for names, read in ((DEVICE, _on_device), (CPU, _on_cpu)):
+        for name in names:
+            path = RESULTS / f"{name}.json"
+            if path.exists():
+                result = json.loads(path.read_text(encoding="utf-8"))
+                found |= dict(read(result))
+                notes.append(footnote(result))
+    columns = list(dict.fromkeys((machine, batch) for _, machine, batch in found))
+    columns.sort(key=lambda column: (column[0] == "CPU", column[1]))
+    lines = [
+        "| drafter | " + " | ".join(f"{machine}, {batch}" for machine, batch in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+    ]
+    for drafter in dict.fromkeys(drafter for drafter, _, _ in found):
+        cells = [found.get((drafter, *column), "") for column in columns]
+        lines.append(f"| {drafter} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *dict.fromkeys(notes)])
+
+
+def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
+    """With what a fixed tree gives behind it, where that was measured."""
+    rows = {(row["drafter"], row["batch"]): row for row in result["controller"]}
+    for (name, batch), row in rows.items():
+        if name.endswith(ADAPTIVE):
+            drafter = name.removesuffix(ADAPTIVE)
+            fixed = rows.get((drafter, batch))
+            beside = "" if fixed is None else f" of {fixed['speedup']:.2f}"
+            yield (drafter, "H200", batch), f"{row['speedup']:.2f}{beside}"
+
+
+def _on_cpu(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
+    for row in result["rows"]:
+        if row["category"] == "overall" and row["drafter"] != "none":
+            spread = f" ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
+            cell = "failed" if row["speedup"] is None else f"{row['speedup']:.2f}{spread}"
+            yield (row["drafter"], "CPU", row["batch"]), cell
