@@ -53,6 +53,8 @@ class Machine:
     """Of a plain pass, where several are done at once."""
     cold: float = 20.0
     """Passes that the first step of a kind takes longer."""
+    finds: float = 1.0
+    """How often there is anything to draft for a text."""
     noise: float = 0.05
     pauses: float = 0.01
     max_rows: int = 512
@@ -75,6 +77,8 @@ class Machine:
             texts = list(left)
             most = min(self.natural, self.max_rows // len(texts) - 1)
             drafted = [most if limit is None else min(limit, most) for limit in chooser.limits(texts)]
+            if self.finds < 1:
+                drafted = [own if dice[t].random() < self.finds else 0 for t, own in zip(texts, drafted, strict=True)]
             rows, steps = len(texts) + sum(drafted), 1
             if any(drafted):
                 each = self.passing(len(texts), rows) + self.drafting(sum(map(bool, drafted)), sum(drafted))
@@ -117,6 +121,11 @@ def accelerator(texts: int, rows: int) -> float:
     return 4.4 + 0.01 * texts + 0.013 * max(0, rows - 64)
 
 
+def slow(texts: int, rows: int) -> float:
+    """Two cores without matrix units."""
+    return 40.0 + 4.0 * rows
+
+
 def arithmetic(texts: int, rows: int) -> float:
     """Every row takes its time."""
     return 2.0 + rows
@@ -125,6 +134,11 @@ def arithmetic(texts: int, rows: int) -> float:
 def machine(name: str, seed: int) -> Machine:
     drafting: Callable[[int, int], float]
     kind, _, method = name.partition(", ")
+    if method == "seldom":
+        each = accelerator if kind == "accelerator" else slow
+        return Machine(
+            each, lambda texts, nodes: 0.1 * texts, 8, ahead=8 if each is accelerator else 1, finds=0.15, seed=seed
+        )
     if kind == "accelerator":
         head = method == "head"
         drafting = (lambda texts, nodes: 2.0 + 0.05 * texts) if head else (lambda texts, nodes: 0.3 + 0.15 * texts)
@@ -139,7 +153,16 @@ def machine(name: str, seed: int) -> Machine:
     return Machine(cpu, drafting, natural, seed=seed)
 
 
-MACHINES = ("cpu, lookup", "cpu, trees", "cpu, head", "accelerator, lookup", "accelerator, head", "arithmetic")
+MACHINES = (
+    "cpu, lookup",
+    "cpu, trees",
+    "cpu, head",
+    "cpu, seldom",
+    "accelerator, lookup",
+    "accelerator, head",
+    "accelerator, seldom",
+    "arithmetic",
+)
 LUCKS = {"none": (0.0,), "poor": (0.25,), "good": (0.75,), "mixed": (0.0, 0.2, 0.6, 0.85)}
 
 

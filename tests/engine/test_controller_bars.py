@@ -13,7 +13,7 @@ from statistics import fmean
 import pytest
 
 from forerun.engine import controller as module
-from forerun.engine.controller import PLAIN, Controller, Times
+from forerun.engine.controller import PLAIN, Controller, Standing, Times
 from tests.engine.made_up_machines import LUCKS, MACHINES, Chooser, Fixed, machine, rights
 
 LENGTH = 200
@@ -168,6 +168,17 @@ def test_cold_steps_that_are_believed_cost_too_much(monkeypatch: pytest.MonkeyPa
     found = [beside_plain(name, "none", batch) for name in ("cpu, lookup", "arithmetic") for batch in (1, 8)]
     own, best = gains_alone("accelerator, head", "good")
     assert min(found) < BAR or own < SHARE * best
+
+
+class CountsAll(Controller):
+    """As if every text had drafts in every step."""
+
+    def _tokens(self, times: Times, standings: Many[Standing], size: int) -> float:
+        return len(standings) + sum(self._gains(times, standings, size))
+
+
+def test_drafts_that_only_some_have_must_not_count_for_all() -> None:
+    assert min(beside_plain("cpu, seldom", luck, 8, CountsAll) for luck in ("poor", "good", "mixed")) < BAR
 
 
 def test_a_run_that_is_taken_for_one_pass_costs_too_much() -> None:

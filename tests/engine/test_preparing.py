@@ -14,6 +14,7 @@ from forerun.drafters.drafter import Drafter
 from forerun.drafters.ngram import NGram, Options
 from forerun.drafters.none import NoDrafter
 from forerun.engine.controller import SIZES, Controller
+from forerun.engine.drafting import most_beside
 from forerun.engine.drafting_ahead import SMALLER
 from forerun.engine.engine import Engine
 from forerun.engine.preparing import crowded, drafted, prepare, readings
@@ -138,3 +139,15 @@ def test_what_is_built_on_the_way_is_no_evidence(monkeypatch: pytest.MonkeyPatch
     assert clock.undisturbed
     monkeypatch.setattr(language, "_built", [None])
     assert not clock.undisturbed
+
+
+def test_beside_prompts_an_accelerator_drafts_little_and_in_runs_nothing() -> None:
+    class There:
+        device = torch.device("cuda")
+
+    class Here:
+        device = torch.device("cpu")
+
+    assert most_beside(There(), in_runs=True) == 0  # type: ignore[arg-type]
+    assert most_beside(There(), in_runs=False) == 512  # type: ignore[arg-type]
+    assert most_beside(Here(), in_runs=True) is None  # type: ignore[arg-type]

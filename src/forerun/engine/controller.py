@@ -4,10 +4,11 @@ A step that may draft takes longer and commits more. Which is more is measured: 
 *size* of drafts the controller keeps how long a step took, and for every size how many tokens came of it. It takes the
 size with the most tokens per second,
 
-    Σ_texts (1 + level · shape(size) · luck(text)) / seconds(texts, size),
+    Σ_texts (1 + part(texts) · level · shape(size) · luck(text)) / seconds(texts, size),
 
 where texts are left out whose own drafts are not worth the time of their rows. `level`, what whole drafts gain, follows
-the text quickly; `shape`, what sizes gain beside each other, slowly. Times are low medians of the last few steps:
+the text quickly; `shape`, what sizes gain beside each other, slowly. `part` of the texts have any drafts in a step in
+which somebody has: who looks things up often finds nothing. Times are low medians of the last few steps:
 another program can make one step a hundred times as long, and the first step of a kind, which captures a graph or
 touches fresh memory, is no evidence at all. A size is left only for one that is clearly better.
 
@@ -81,6 +82,8 @@ class Times:
     chosen: int = PLAIN
     beside: float = 0.0
     """Seconds that a step of the chosen size takes beside itself."""
+    part: Mean = field(default_factory=lambda: Mean(1.0, LEVEL_MEMORY, 1.0))
+    """Of the texts that may, how many have drafts where any has."""
 
     _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
 
@@ -106,7 +109,7 @@ class Times:
 
     def faded(self, sizes: Many[int] = range(len(SIZES))) -> Times:
         """Such that a few new steps outweigh it."""
-        own = Times(chosen=self.chosen)
+        own = Times(chosen=self.chosen, part=self.part.faded(DOUBT))
         for size in sizes:
             seconds = self.of(size)
             if seconds is not None:
@@ -256,6 +259,7 @@ class Controller:
 
     def _learn(self, times: Times, size: int, texts: Many[int], drafted: Many[int], tokens: Many[int]) -> None:
         """The size that is chosen tells what drafts gain now; others, beside it, what they gain of that."""
+        times.part.add(sum(map(bool, drafted)) / max(1, len(self._drafting)))
         for text, count, committed in zip(texts, drafted, tokens, strict=True):
             if not count:
                 continue
@@ -334,7 +338,7 @@ class Controller:
         return [gain for gain in gains if gain >= least]
 
     def _tokens(self, times: Times, standings: Many[Standing], size: int) -> float:
-        return len(standings) + sum(self._gains(times, standings, size))
+        return len(standings) + times.part.value * sum(self._gains(times, standings, size))
 
     def _rate(self, times: Times, standings: Many[Standing], size: int) -> float | None:
         seconds = times.of(size)
@@ -344,7 +348,7 @@ class Controller:
         """The rate that a size may have, if what few drafts have shown was bad luck."""
         doubt = 0.0 if size == PLAIN else 1 / math.sqrt(self.shape[size].count)
         gains = sum(gain * (1 + doubt) + doubt for gain in self._gains(times, standings, size))
-        return (len(standings) + gains) / self._foreseen(times, len(standings), size)
+        return (len(standings) + times.part.value * gains) / self._foreseen(times, len(standings), size)
 
     def _foreseen(self, times: Times, texts: int, size: int) -> float:
         """Seconds of a step: as it was; or as smaller sizes let expect; or as it was for other numbers of texts."""
