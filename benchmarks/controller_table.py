@@ -10,7 +10,7 @@ from typing import Any
 RESULTS = Path(__file__).parents[1] / "results"
 DEVICE = ("device-8b-controller-1-untrained", *(f"device-8b-controller-{batch}" for batch in (1, 8, 32, 64)))
 """The later ones count."""
-CPU = ("controller-cpu-1", "controller-cpu")
+CPU = tuple(f"controller-cpu-{batch}" for batch in (1, 8, 32))
 ADAPTIVE = ", adaptive"
 
 Cell = tuple[str, str, int]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import certificates, serve_tables
+from benchmarks import certificates, controller_table, serve_tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/log.md")
@@ -356,6 +356,7 @@ def _quick_cells(row: dict[str, Any] | None) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "certificates": certificates.table,
+    "controller": lambda: controller_table.table(footnote),
     "device-heads": device_heads,
     "device-identity": device_identity,
     "device-passes": device_passes,

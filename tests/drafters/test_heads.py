@@ -162,7 +162,7 @@ def test_what_is_seen_of_long_texts_is_read_at_once(
     if when == "observed":
         monkeypatch.setattr(head_ahead, "MOST_WAITING", 5)
     else:
-        monkeypatch.setitem(head_ahead.MOST_UNREAD, "cpu", 5)
+        monkeypatch.setattr(head_ahead, "MOST_UNREAD", 5)
     monkeypatch.setattr(head_ahead, "PASS_ROWS", rows)
     read: list[int] = []
     reading = head_ahead.HeadAhead._read

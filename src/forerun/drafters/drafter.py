@@ -129,6 +129,15 @@ class Expects(Protocol):
 
 
 @runtime_checkable
+class PutsOff(Protocol):
+    """A drafter that reads what it has seen when it is to draft, and not before."""
+
+    def late(self) -> float:
+        """Seconds of the host that this took since the last time somebody asked."""
+        ...
+
+
+@runtime_checkable
 class Resumes(Protocol):
     """A drafter that sees the target's states of all rows, and keeps what it made of them when a text is over."""
 

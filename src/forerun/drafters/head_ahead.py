@@ -8,6 +8,7 @@ unlike those of a draft model they never stay, for where they come true the targ
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -34,10 +35,9 @@ from forerun.models.target import Output
 MOST_WAITING, MOST_WAITING_TOGETHER = 512, 32768
 """More observed states than these, of a text or of all on average, are read at once, without waiting for a run: a text
 for which nothing is drafted should cost nothing, but neither should it fill the memory."""
-MOST_UNREAD = {"cpu": MOST_WAITING}
-MOST_UNREAD_ELSEWHERE = 32
+MOST_UNREAD = 32
 """With more of them a run does not begin before they are read: an accelerator captures every number of rows that a run
-begins with on its own."""
+begins with on its own, and what had been put off is no part of the time that drafts take."""
 PASS_ROWS = 512
 """A long text is read in passes of so many rows."""
 
@@ -57,7 +57,8 @@ class HeadAhead:
         self.model = head
         self.cache = KVCache(head.new_storage(slots))
         self._texts: dict[int, Waiting] = {}
-        self._most_unread = MOST_UNREAD.get(head.device.type, MOST_UNREAD_ELSEWHERE)
+        self.reading = 0.0
+        """Seconds of the host for what had been put off."""
         self.keeps = False
         """Whether another text may begin where one has ended: then what was seen of it is read before it is over."""
         self.in_c = GrowthInC(head)
@@ -92,7 +93,7 @@ class HeadAhead:
         # All of them first: what they had reserved is free then.
         self._settle([sequence for sequence in sequences if sequence.id in self._texts])
         asked = [sequence for sequence, rows in zip(sequences, wanted, strict=True) if rows is not None]
-        self._read_down(asked, self._most_unread)
+        self._read_down(asked, MOST_UNREAD)
         return self._start(sequences, wanted)
 
     def _start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
@@ -192,7 +193,9 @@ class HeadAhead:
         """Such that no text has more than `most` unread rows."""
         long = [each for each in sequences if each.id in self._texts and self._texts[each.id].rows > most]
         if long:
+            before = time.perf_counter()
             self._read(long)
+            self.reading += time.perf_counter() - before
 
     def _read(self, sequences: Many[Sequence]) -> None:
         """Read the observed states, but for the last of each text: its row is the root's of the next run."""

@@ -37,6 +37,10 @@ class FeatureDrafter(DraftModel):
     def observe(self, observations: Many[Observation]) -> None:
         self._states.observe(observations)
 
+    def late(self) -> float:
+        seconds, self._states.reading = self._states.reading, 0.0
+        return seconds
+
     def keep(self, keeps: bool) -> None:
         """Whether `resume` will be asked: then all that was seen of a text is kept when it is over."""
         self._states.keeps = keeps

@@ -15,7 +15,7 @@ from forerun.core.history import History
 from forerun.core.largest import largest
 from forerun.core.sequence import Sequence, never
 from forerun.core.step_record import StepRecord
-from forerun.drafters.drafter import Checked, Drafter, Observation, SharesCache
+from forerun.drafters.drafter import Checked, Drafter, Observation, PutsOff, SharesCache
 from forerun.engine.admission import refuse_overflow, refuse_strays, rule_for, seed_of
 from forerun.engine.controller import Controller
 from forerun.engine.drafting import draft, most_beside, most_drafting
@@ -72,6 +72,7 @@ class Engine:
             raise ValueError("this target checks chains only: choose a drafter or a --tree that does not branch")
         self.target, self.drafter, self.rule, self.trace = target, drafter, rule, trace
         self.max_ahead, self.controller = max_ahead, controller
+        self._late = drafter.late if isinstance(drafter, PutsOff) else float
         if max_drafting is None:
             max_drafting = most_drafting(target, drafter)
         self.cache = KVCache(target.new_storage(slots))
@@ -379,7 +380,7 @@ class Engine:
         goes on by itself, what the host takes besides says nothing of what was chosen; but it was spent."""
         if self.controller is not None:
             spent = clock.spent(with_rest=True) / share
-            seconds = spent if self.ahead is None else clock.spent(with_rest=False) / share
+            seconds = spent - self._late() if self.ahead is None else clock.spent(with_rest=False) / share
             numbers = [turn.job.sequence.id for turn in turns]
             self.controller.observe(numbers, drafted, tokens, seconds, steps, spent - seconds, clock.undisturbed)
 
