@@ -123,3 +123,20 @@ def test_a_try_in_which_something_is_captured_is_paid_for() -> None:
         controller.observe([0], [size], [1 + (size > 0)], 20.0 if size else 1.0, settled=not size)
     assert 1 <= tries <= 3
     assert controller.times[1].of(1) is None
+
+
+def test_what_drafts_take_beside_themselves_counts_and_is_forgotten() -> None:
+    """A head reads what it had put off when it is to draft: where that takes longer than drafts gain, nothing is
+    drafted; but one long pause is not held against them for ever."""
+    taken = []
+    for often in (1, 1000):
+        controller, drafting = Controller(), 0
+        for step in range(1500):
+            (limit,) = controller.limits([0])
+            size = 2 if limit is None else min(2, limit)
+            drafting += size > 0
+            beside = 2.0 if size and step % often == 0 else 0.0
+            controller.observe([0], [size], [1 + (size > 0)], 1.4 if size else 1.0, beside=beside)
+        taken.append(drafting)
+    assert taken[0] < 150
+    assert taken[1] > 1200

@@ -65,6 +65,8 @@ POOR = 0.8
 """How much less than the time of its rows a text's drafts give before it is left out."""
 UNKNOWN = 1.4
 """What the first step with drafts is guessed to take, in plain steps."""
+FORGOTTEN = 128
+"""Plain steps in which it is forgotten what steps with drafts took beside themselves."""
 MOST_BESIDE = 8.0
 """Plain steps that a try may have taken beside itself before something else is to blame."""
 BEYOND = 1.5
@@ -80,8 +82,8 @@ class Times:
     since: list[int] = field(default_factory=lambda: [0] * len(SIZES))
     """Passes since each size was last taken."""
     chosen: int = PLAIN
-    beside: float = 0.0
-    """Seconds that a step of the chosen size takes beside itself."""
+    beside: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Seconds that a step of the chosen size takes beside itself: a plain one, and one with drafts."""
     part: Mean = field(default_factory=lambda: Mean(1.0, LEVEL_MEMORY, 1.0))
     """Of the texts that may, how many have drafts where any has."""
 
@@ -243,16 +245,18 @@ class Controller:
     ) -> None:
         """What was lost is the time beyond what the best would have taken for as many tokens; what a pause of the
         machine or a first step took besides was not lost by trying."""
-        if size == times.chosen:
-            times.beside += (beside / steps - times.beside) / KEPT
         best = times.of(times.chosen)
         if best is None:
             return
+        if size == times.chosen:
+            times.beside[size > 0] += (min(beside / steps, MOST_BESIDE * best) - times.beside[size > 0]) / KEPT
+        if times.chosen == PLAIN:
+            times.beside[True] *= (1 - 1 / FORGOTTEN) ** steps  # else what it once took would never be seen again
         self.credit += TRIED * min(seconds, 4 * steps * best)
         if size != times.chosen:
             usual = self._tokens(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
             likely = BEYOND * steps * self._foreseen(times, len(texts), size)
-            extra = max(0.0, beside - steps * times.beside)
+            extra = max(0.0, beside - steps * times.beside[times.chosen != PLAIN])
             taken = min(seconds, likely) + min(extra, MOST_BESIDE * best)
             self.credit -= max(0.0, taken - sum(tokens) / usual * best)
         self.credit = min(self.credit, SAVED * best)
@@ -342,7 +346,9 @@ class Controller:
 
     def _rate(self, times: Times, standings: Many[Standing], size: int) -> float | None:
         seconds = times.of(size)
-        return None if seconds is None else self._tokens(times, standings, size) / seconds
+        if seconds is None:
+            return None
+        return self._tokens(times, standings, size) / (seconds + (times.beside[True] if size != PLAIN else 0.0))
 
     def _hope(self, times: Times, standings: Many[Standing], size: int) -> float:
         """The rate that a size may have, if what few drafts have shown was bad luck."""

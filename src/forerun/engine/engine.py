@@ -146,7 +146,7 @@ class Engine:
         others are read."""
         if self.target.device.type == "cpu":
             self._go_on_meanwhile()
-        clock = Clock(self.target.device)
+        clock, _ = Clock(self.target.device), self._late()  # of this step alone
         cancelled, self._cancelled = self._cancelled, []
         turns, stepped_back = self.scheduler.schedule()
         for job in stepped_back:
