@@ -53,6 +53,7 @@ def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
 def _on_cpu(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
     for row in result["rows"]:
         if row["category"] == "overall" and row["drafter"] != "none":
-            spread = f" ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
-            cell = "failed" if row["speedup"] is None else f"{row['speedup']:.2f}{spread}"
+            cell = "failed"
+            if row["speedup"] is not None:
+                cell = f"{row['speedup']:.2f} ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
             yield (row["drafter"], "CPU", row["batch"]), cell

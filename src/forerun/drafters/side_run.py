@@ -15,10 +15,11 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from forerun.core.noise import Purpose, row_key, uniform
+from forerun.core.noise import StepNoise
 from forerun.core.sequence import Sequence
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import token_race
 from forerun.drafters.drafter import Budget
 from forerun.drafters.host_growth import dynamic_depth, plain_laws
 from forerun.drafters.level_run import Rows
@@ -145,8 +146,6 @@ def candidates(
 
 def _race(sequences: Many[Sequence], depths: int, columns: int, ids: Tensor | None, device: torch.device) -> Tensor:
     """[B, K, C] the exponentials of the target's own race at each depth."""
-    told = to_device([[each.seed for each in sequences], [each.position + 1 for each in sequences]], device)
-    places = told[1][:, None] + torch.arange(depths, device=device)
-    keys = row_key(told[0][:, None].expand_as(places), places, Purpose.TOKEN)
+    seeds, starts = to_device([[each.seed for each in sequences], [each.position + 1 for each in sequences]], device)
     tokens = torch.arange(columns, device=device) if ids is None else ids
-    return (uniform(keys[:, :, None], tokens) + 2.0**-53).log_().neg_()
+    return torch.stack([token_race(StepNoise(seeds, starts), depth, tokens) for depth in range(depths)], 1)
