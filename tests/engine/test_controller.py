@@ -7,8 +7,9 @@ from pathlib import Path
 from forerun.core.params import SamplingParams
 from forerun.drafters.none import NoDrafter
 from forerun.engine.build import build_engine
-from forerun.engine.controller import SIZES, Controller
+from forerun.engine.controller import Controller
 from forerun.engine.engine import Engine
+from forerun.engine.experience import SIZES
 from forerun.engine.loaded import LoadedModel
 from forerun.engine.request import Request
 from tests.engine.made_up_machines import Machine
@@ -140,3 +141,28 @@ def test_what_drafts_take_beside_themselves_counts_and_is_forgotten() -> None:
         taken.append(drafting)
     assert taken[0] < 150
     assert taken[1] > 1200
+
+
+def steps_before_a_draft(own: Controller, texts: list[int], most: int = 400) -> int:
+    """Of plain decoding, a hundredth of a second each."""
+    for step in range(most):
+        if any(limit != 0 for limit in own.limits(texts)):
+            return step
+        own.observe(texts, [0] * len(texts), [1] * len(texts), 0.01)
+    return most
+
+
+def test_what_reading_took_says_what_a_first_draft_may_cost() -> None:
+    """Where every row takes its time, drafts for many texts are put off until there is time to lose; where rows are
+    nearly free, or for one text, they are tried at once."""
+    for row, texts, at_once in ((0.0003, 32, False), (0.0003, 1, True), (0.00001, 32, True)):
+        own = Controller()
+        own.read(256, 256 * row)
+        assert (steps_before_a_draft(own, list(range(texts))) < 8) == at_once
+
+
+def test_a_short_reading_says_nothing() -> None:
+    own = Controller()
+    own.read(3, 1.0)
+    assert steps_before_a_draft(own, list(range(32))) < 8
+    assert Controller(own).row == own.row

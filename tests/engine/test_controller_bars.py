@@ -13,7 +13,8 @@ from statistics import fmean
 import pytest
 
 from forerun.engine import controller as module
-from forerun.engine.controller import PLAIN, Controller, Standing, Times
+from forerun.engine.controller import Controller
+from forerun.engine.experience import PLAIN, Standing, Times
 from tests.engine.made_up_machines import LUCKS, MACHINES, Chooser, Fixed, machine, rights
 
 LENGTH = 200

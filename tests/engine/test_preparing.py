@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.ngram import NGram, Options
 from forerun.drafters.none import NoDrafter
-from forerun.engine.controller import SIZES, Controller
+from forerun.engine.controller import Controller
 from forerun.engine.drafting import most_beside
 from forerun.engine.drafting_ahead import SMALLER
 from forerun.engine.engine import Engine
+from forerun.engine.experience import SIZES
 from forerun.engine.preparing import crowded, drafted, prepare, readings
 from forerun.engine.statistics import Clock
 from forerun.kernels.attention import Plan

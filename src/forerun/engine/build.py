@@ -12,8 +12,9 @@ from forerun.drafters.drafter import Drafter, Expects, Resumes
 from forerun.drafters.find import Setup, make_drafter
 from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.engine.completion import Transcript
-from forerun.engine.controller import GUESSED, SIZES, Controller
+from forerun.engine.controller import GUESSED, Controller
 from forerun.engine.engine import MAX_ROWS, Engine
+from forerun.engine.experience import SIZES
 from forerun.engine.loaded import LoadedModel, default_slots
 from forerun.engine.preparing import prepare
 from forerun.engine.request import DraftOptions, Request

@@ -24,27 +24,27 @@ changes no law.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
-from statistics import median_low
 
-SIZES = (0, 2, 6, 15, None)
-"""The most that is drafted for a text; None for all that the drafter likes. Trees on a device come in these sizes: of a
-larger one that comes to less it would seem that the drafter likes no more."""
-PLAIN, WHOLE = 0, len(SIZES) - 1
+from forerun.engine.experience import (
+    DOUBT,
+    FIRST_TRIES,
+    KEPT,
+    LEVEL_MEMORY,
+    PLAIN,
+    SHAPE_DOUBT,
+    SHAPE_MEMORY,
+    SIZES,
+    WHOLE,
+    Mean,
+    Standing,
+    Times,
+)
+
 GUESSED = (0.0, 0.4, 0.65, 0.85, 1.0)
 """What a size gains beside the whole, as long as nothing else is known."""
 LEVEL = 0.8
 """Tokens that whole drafts are guessed to gain."""
-KEPT = 9
-"""Steps that a time is the median of."""
-FIRST_TRIES = 2
-"""Steps of a size before it is judged: the slower one of two was cold."""
-DOUBT, SHAPE_DOUBT = 4.0, 40.0
-"""Drafts that a guess counts as: of what they gain, and of what sizes gain beside each other."""
-LEVEL_MEMORY, SHAPE_MEMORY, OWN_MEMORY = 80.0, 400.0, 30.0
-"""Drafts that a mean is of: of what drafts gain, of what sizes gain beside each other, and of one text's luck."""
 SETTLED = 12.0
 """What a text's luck must count before its drafts say what a size gains: at first it is a guess."""
 LEAST = 0.05
@@ -54,7 +54,8 @@ CLEARLY = 0.1
 TRIED = 0.009
 """Of all time, what may be lost by trying."""
 GRANTED, GRANTED_LATER = 5.0, 1.0
-"""Plain steps that may be lost besides: in the beginning, and where a number of texts is new."""
+"""Plain steps that may be lost besides: in the beginning, over the root of the number of texts, for with many of them a
+step is more of all there is to write; and where a number of texts is new."""
 SAVED = 5.0
 """Plain steps that may be saved up for trying."""
 OFTEN, SELDOM = 16, 512
@@ -64,87 +65,15 @@ RETURN = 32
 POOR = 0.8
 """How much less than the time of its rows a text's drafts give before it is left out."""
 UNKNOWN = 1.4
-"""What the first step with drafts is guessed to take, in plain steps."""
+"""What the first step with drafts is guessed to take, in plain steps, and no less than reading lets expect."""
+MANY_ROWS = 64
+"""Rows of a step that reads, before it says what a row takes."""
 FORGOTTEN = 128
 """Plain steps in which it is forgotten what steps with drafts took beside themselves."""
 MOST_BESIDE = 8.0
 """Plain steps that a try may have taken beside itself before something else is to blame."""
 BEYOND = 1.5
 """How much longer than foreseen a try takes before something else is to blame."""
-
-
-@dataclass
-class Times:
-    """Of steps with so many texts."""
-
-    seconds: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=KEPT) for _ in SIZES])
-    tries: list[int] = field(default_factory=lambda: [0] * len(SIZES))
-    since: list[int] = field(default_factory=lambda: [0] * len(SIZES))
-    """Passes since each size was last taken."""
-    chosen: int = PLAIN
-    beside: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    """Seconds that a step of the chosen size takes beside itself: a plain one, and one with drafts."""
-    part: Mean = field(default_factory=lambda: Mean(1.0, LEVEL_MEMORY, 1.0))
-    """Of the texts that may, how many have drafts where any has."""
-
-    _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
-
-    def add(self, size: int, seconds: float) -> None:
-        own = self.seconds[size]
-        if self.tries[size] == FIRST_TRIES:
-            own.remove(max(own))
-        own.append(seconds)
-        self.tries[size] += 1
-        self._weigh()
-
-    def of(self, size: int) -> float | None:
-        """None as long as it was hardly tried."""
-        return self._known[size]
-
-    def _weigh(self) -> None:
-        """A larger size takes no less time: where it seems to, the smaller one was disturbed."""
-        least = math.inf
-        for size in reversed(range(len(SIZES))):
-            if self.tries[size] >= FIRST_TRIES:
-                least = min(least, median_low(self.seconds[size]))
-                self._known[size] = least
-
-    def faded(self, sizes: Many[int] = range(len(SIZES))) -> Times:
-        """Such that a few new steps outweigh it."""
-        own = Times(chosen=self.chosen, part=self.part.faded(DOUBT))
-        for size in sizes:
-            seconds = self.of(size)
-            if seconds is not None:
-                own.seconds[size].extend([seconds] * FIRST_TRIES)
-                own.tries[size] = FIRST_TRIES + 1
-        own._weigh()
-        return own
-
-
-@dataclass
-class Mean:
-    """Of what was seen; the latest counts most once there is much of it."""
-
-    value: float
-    memory: float
-    count: float = DOUBT
-
-    def add(self, value: float, weight: float = 1.0) -> None:
-        self.count = min(self.memory, self.count + weight)
-        self.value += weight / self.count * (value - self.value)
-
-    def faded(self, count: float) -> Mean:
-        return Mean(self.value, self.memory, min(self.count, count))
-
-
-@dataclass
-class Standing:
-    """Of one text."""
-
-    luck: Mean = field(default_factory=lambda: Mean(1.0, OWN_MEMORY))
-    """What its drafts gain, as a multiple of what is usual."""
-    left_out: int = 0
-    """Steps since it was last drafted for."""
 
 
 class Controller:
@@ -163,11 +92,13 @@ class Controller:
         """Whether what was chosen last is not what is best so far."""
         self.together = False
         """Whether all texts of a step have rows for as much as any of them drafts: then none is worth leaving out."""
+        self.row = math.inf
+        """Seconds of a row where many are read at once, at the fastest."""
         self._tries = [0] * len(SIZES)
         self._size = PLAIN
         self._drafting: set[int] = set()
         if before is not None:
-            self.most, self._tries = before.most, list(before._tries)
+            self.most, self.row, self._tries = before.most, before.row, list(before._tries)
             self.level = before.level.faded(2 * DOUBT)
             self.shape = [each.faded(4 * SHAPE_DOUBT) for each in before.shape]
             self.times = {texts: times.faded() for texts, times in list(before.times.items())}
@@ -222,11 +153,16 @@ class Controller:
         times.since = [0 if each == size else passes + steps for each, passes in enumerate(times.since)]
         plain = times.of(PLAIN)
         if unknown and plain is not None:
-            self.credit += (GRANTED if first else GRANTED_LATER) * plain
+            self.credit += (GRANTED / math.sqrt(len(texts)) if first else GRANTED_LATER) * plain
         if size != PLAIN:
             self._tries[size] += 1
             self.most = max(self.most, *drafted)
             self._learn(times, size, texts, drafted, tokens)
+
+    def read(self, rows: int, seconds: float) -> None:
+        """How long a step took that also read prompts."""
+        if rows >= MANY_ROWS:
+            self.row = min(self.row, seconds / rows)
 
     def forget(self, text: int) -> None:
         self.texts.pop(text, None)
@@ -372,7 +308,10 @@ class Controller:
             theirs, own = other.of(PLAIN), other.of(size)
             if theirs is not None and own is not None:
                 ratios.append(1 + max(0.0, own / theirs - 1) * max(1.0, texts / bucket))
-        return plain * min(ratios, default=UNKNOWN)
+        if ratios:
+            return plain * min(ratios)
+        rows = texts * self._nodes(size)
+        return max(UNKNOWN * plain, plain + rows * self.row if self.row < math.inf else 0.0)
 
     def _worthy(self, times: Times, standings: Many[Standing], size: int) -> list[bool]:
         """Which texts are drafted for."""

@@ -384,13 +384,13 @@ class Engine:
             numbers = [turn.job.sequence.id for turn in turns]
             self.controller.observe(numbers, drafted, tokens, seconds, steps, spent - seconds, clock.undisturbed)
 
-    # --- telling -----------------------------------------------------------------------------------------------
-
     def _count(self, turns: list[Turn], packed: Packed, seconds: dict[str, float], used: float, tokens: int) -> None:
         self.statistics.count_step(seconds, used)
         if any(turn.budget is None or turn.chain for turn in turns):
             self.statistics.seconds_reading += sum(seconds.values())
             self.statistics.tokens_reading += tokens
+            if self.controller is not None:
+                self.controller.read(packed.batch.rows, sum(seconds.values()))
         self.statistics.rows += packed.batch.rows
         for turn, rows in zip(turns, packed.batch.counts, strict=True):
             turn.job.statistics.count_step(seconds, used)

@@ -15,9 +15,9 @@ import torch
 
 from forerun.drafters.head_ahead import PASS_ROWS
 from forerun.drafters.none import NoDrafter
-from forerun.engine.controller import SIZES
 from forerun.engine.drafting import MAX_DRAFTING
 from forerun.engine.engine import MAX_NODES, Engine
+from forerun.engine.experience import SIZES
 from forerun.models.static.buffers import BLOCK, Bucket, Feeds, rounded_texts, tails
 from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer

@@ -1,0 +1,96 @@
+"""What a controller remembers: of steps with so many texts, of drafts, and of each text."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from statistics import median_low
+
+SIZES = (0, 2, 6, 15, None)
+"""The most that is drafted for a text; None for all that the drafter likes. Trees on a device come in these sizes: of a
+larger one that comes to less it would seem that the drafter likes no more."""
+PLAIN, WHOLE = 0, len(SIZES) - 1
+KEPT = 9
+"""Steps that a time is the median of."""
+FIRST_TRIES = 2
+"""Steps of a size before it is judged: the slower one of two was cold."""
+DOUBT, SHAPE_DOUBT = 4.0, 40.0
+"""Drafts that a guess counts as: of what they gain, and of what sizes gain beside each other."""
+LEVEL_MEMORY, SHAPE_MEMORY, OWN_MEMORY = 80.0, 400.0, 30.0
+"""Drafts that a mean is of: of what drafts gain, of what sizes gain beside each other, and of one text's luck."""
+
+
+@dataclass
+class Times:
+    """Of steps with so many texts."""
+
+    seconds: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=KEPT) for _ in SIZES])
+    tries: list[int] = field(default_factory=lambda: [0] * len(SIZES))
+    since: list[int] = field(default_factory=lambda: [0] * len(SIZES))
+    """Passes since each size was last taken."""
+    chosen: int = PLAIN
+    beside: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Seconds that a step of the chosen size takes beside itself: a plain one, and one with drafts."""
+    part: Mean = field(default_factory=lambda: Mean(1.0, LEVEL_MEMORY, 1.0))
+    """Of the texts that may, how many have drafts where any has."""
+
+    _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
+
+    def add(self, size: int, seconds: float) -> None:
+        own = self.seconds[size]
+        if self.tries[size] == FIRST_TRIES:
+            own.remove(max(own))
+        own.append(seconds)
+        self.tries[size] += 1
+        self._weigh()
+
+    def of(self, size: int) -> float | None:
+        """None as long as it was hardly tried."""
+        return self._known[size]
+
+    def _weigh(self) -> None:
+        """A larger size takes no less time: where it seems to, the smaller one was disturbed."""
+        least = math.inf
+        for size in reversed(range(len(SIZES))):
+            if self.tries[size] >= FIRST_TRIES:
+                least = min(least, median_low(self.seconds[size]))
+                self._known[size] = least
+
+    def faded(self, sizes: Many[int] = range(len(SIZES))) -> Times:
+        """Such that a few new steps outweigh it."""
+        own = Times(chosen=self.chosen, part=self.part.faded(DOUBT))
+        for size in sizes:
+            seconds = self.of(size)
+            if seconds is not None:
+                own.seconds[size].extend([seconds] * FIRST_TRIES)
+                own.tries[size] = FIRST_TRIES + 1
+        own._weigh()
+        return own
+
+
+@dataclass
+class Mean:
+    """Of what was seen; the latest counts most once there is much of it."""
+
+    value: float
+    memory: float
+    count: float = DOUBT
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        self.count = min(self.memory, self.count + weight)
+        self.value += weight / self.count * (value - self.value)
+
+    def faded(self, count: float) -> Mean:
+        return Mean(self.value, self.memory, min(self.count, count))
+
+
+@dataclass
+class Standing:
+    """Of one text."""
+
+    luck: Mean = field(default_factory=lambda: Mean(1.0, OWN_MEMORY))
+    """What its drafts gain, as a multiple of what is usual."""
+    left_out: int = 0
+    """Steps since it was last drafted for."""
