@@ -11,7 +11,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 DEVICE = ("device-8b-controller-1-untrained", *(f"device-8b-controller-{batch}" for batch in (1, 8, 32, 64)))
 """The later ones count."""
 CPU = tuple(f"controller-cpu-{batch}" for batch in (1, 8, 32))
-ADAPTIVE = ", adaptive"
+ADAPTIVE, AGAIN = ", adaptive", "none, again"
 
 Cell = tuple[str, str, int]
 """Drafter, machine and batch."""
@@ -42,6 +42,10 @@ def table(footnote: Callable[[dict[str, Any]], str]) -> str:
 def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
     """With what a fixed tree gives behind it, where that was measured."""
     rows = {(row["drafter"], row["batch"]): row for row in result["controller"]}
+    again = [row for row in result["controller"] if row["drafter"] == AGAIN]
+    if again:
+        cell = " and ".join(f"{row['speedup']:.2f}" for row in again)
+        yield ("plain decoding again", "H200", again[0]["batch"]), cell
     for (name, batch), row in rows.items():
         if name.endswith(ADAPTIVE):
             drafter = name.removesuffix(ADAPTIVE)

@@ -46,6 +46,8 @@ GROWING = ("eagle3", "eagle", "mtp")
 WHOLE_TOO = ("suffix", "combine", *GROWING)
 AT_A_TIME = 7
 ADAPTIVE = ", adaptive"
+AGAIN = "none, again"
+"""A second engine of plain decoding: how far it is from the first is what the measurement cannot tell apart."""
 MEETINGS = 3
 """At most, of each batch before the one that is timed."""
 REMEMBER = ("suffix", "combine")
@@ -145,7 +147,8 @@ def controlled(
     together."""
     drafters = (*untrained, *heads)
     for start_at in range(0, len(drafters), AT_A_TIME):
-        names = ["none"]
+        METHODS[AGAIN] = METHODS["none"]
+        names = ["none", AGAIN]
         for name in drafters[start_at : start_at + AT_A_TIME]:
             options = dict(heads.get(name, {}))
             if name in GROWING:
