@@ -166,3 +166,23 @@ def test_a_short_reading_says_nothing() -> None:
     own.read(3, 1.0)
     assert steps_before_a_draft(own, list(range(32))) < 8
     assert Controller(own).row == own.row
+
+
+def test_what_pays_for_many_texts_is_taken_for_fewer_that_never_drafted() -> None:
+    """Also where nothing may be lost by trying any more: here since plain steps of a few were known before."""
+    own, few, many = Controller(), [100, 101], list(range(8))
+    for _ in range(4):
+        own.observe(few, [0, 0], [1, 1], 0.009)
+    for _ in range(60):
+        limits = own.limits(many)
+        drafted = [60 if limit is None else limit for limit in limits]
+        own.observe(many, drafted, [1 + min(2, nodes) for nodes in drafted], 0.01 + 0.002 * (max(drafted) > 0))
+    own.credit = -1.0
+    assert own.limits(few) != [0, 0]
+    for text in many:
+        own.forget(text)
+    for _ in range(20):  # it does not pay for them: as soon as that is known, it is over
+        limits = own.limits(few)
+        drafted = [60 if limit is None else limit for limit in limits]
+        own.observe(few, drafted, [1, 1], 0.02 if any(drafted) else 0.009)
+    assert own.limits(few) == [0, 0]

@@ -32,8 +32,8 @@ from forerun.models.cache import KVCache
 from forerun.models.heads.feature_head import FeatureHead
 from forerun.models.target import Output
 
-MOST_WAITING, MOST_WAITING_TOGETHER = 512, 32768
-"""More observed states than these, of a text or of all on average, are read at once, without waiting for a run: a text
+MOST_WAITING, MOST_WAITING_TOGETHER = 2048, 32768
+"""More observed states than these, of a text or of all together, are read at once, without waiting for a run: a text
 for which nothing is drafted should cost nothing, but neither should it fill the memory."""
 MOST_UNREAD = 32
 """With more of them a run does not begin before they are read: an accelerator captures every number of rows that a run
@@ -85,8 +85,9 @@ class HeadAhead:
         pieces = pieces_of(self.model, [seen.features for seen, _ in taken])
         for (_, waiting), piece in zip(taken, pieces, strict=True):
             waiting.add(piece)
-        most = min(MOST_WAITING, MOST_WAITING_TOGETHER // len(self._texts))
-        self._read_down([seen.sequence for seen, _ in taken], max(1, most))
+        together = sum(waiting.rows for waiting in self._texts.values())
+        most = MOST_WAITING_TOGETHER // len(self._texts) if together > MOST_WAITING_TOGETHER else MOST_WAITING
+        self._read_down([seen.sequence for seen, _ in taken], max(1, min(most, MOST_WAITING)))
 
     def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
         """Whoever finds the cache full, or has states missing, sits out."""
@@ -202,7 +203,7 @@ class HeadAhead:
         self._settle(sequences)
         while True:
             texts: list[TextRows] = []
-            states: list[Tensor] = []
+            states: list[Piece] = []
             left = PASS_ROWS
             for sequence in sequences:
                 number, waiting = sequence.id, self._texts.get(sequence.id)
@@ -217,12 +218,12 @@ class HeadAhead:
                 tokens = sequence.tokens[held + 1 : held + 1 + rows]
                 blocks, size = self.cache.blocks(number), self.cache.block_size
                 texts.append(TextRows(number, rows, tokens, None, held, blocks, size, logits=0))
-                states.append(waiting.first(rows))
+                states += waiting.first(rows)
                 waiting.drop(rows)
                 left -= rows
             if not texts:
                 return
-            self.model.forward_rows(Batch(texts=tuple(texts), features=torch.cat(states)), self.cache.storage)
+            self.model.forward_rows(Batch(texts=tuple(texts), features=joined(states)), self.cache.storage)
             self.cache.commit({text.sequence: range(text.rows) for text in texts})
 
 

@@ -11,12 +11,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from forerun.core.transfer import to_device
 from forerun.drafters.drafter import StepStates
 from forerun.drafters.run_ahead import Run
 from forerun.models.heads.feature_head import FeatureHead
 
 LONG = 32
 """Rows of one text in a step."""
+CUT_OUT = 8
+"""Pieces up to which each is cut out by itself."""
 
 
 class Seen:
@@ -59,32 +62,51 @@ def pieces_of(head: FeatureHead, features: Many[Mapping[int, Tensor]]) -> list[P
         made = iter(_own(head, short) if short else ())
         pairs = zip(features, counts, strict=True)
         return [next(made) if count <= LONG else _own(head, [each])[0] for each, count in pairs]
-    first = features[0]
-    if isinstance(first, StepStates):
-        of_step = [each for each in features if isinstance(each, StepStates) and each.whole is first.whole]
-        if len(of_step) == len(features):
-            whole = Seen(head, {layer: first.whole[layer] for layer in head.taps})
-            return [Piece(whole, each.start, each.start + each.count) for each in of_step]
+    of_step = _of_one_step(features)
+    if of_step:
+        whole = Seen(head, {layer: of_step[0].whole[layer] for layer in head.taps})
+        return [Piece(whole, each.start, each.start + each.count) for each in of_step]
     return _own(head, features)
+
+
+def _of_one_step(features: Many[Mapping[int, Tensor]]) -> list[StepStates]:
+    """All of them, if they are; else none."""
+    found = [each for each in features if isinstance(each, StepStates)]
+    alike = len(found) == len(features) and all(each.whole is found[0].whole for each in found)
+    return found if alike else []
 
 
 def _own(head: FeatureHead, features: Many[Mapping[int, Tensor]]) -> list[Piece]:
     """In tensors of their own."""
-    whole = Seen(head, {layer: torch.cat([each[layer] for each in features]) for layer in head.taps})
-    ends = list(accumulate(len(each[head.taps[0]]) for each in features))
+    of_step = _of_one_step(features) if len(features) > 1 else []
+    if of_step:
+        rows = [row for each in of_step for row in range(each.start, each.start + each.count)]
+        index = to_device(rows, next(iter(of_step[0].whole.values())).device)
+        whole = Seen(head, {layer: of_step[0].whole[layer].index_select(0, index) for layer in head.taps})
+        ends = list(accumulate(each.count for each in of_step))
+    else:
+        whole = Seen(head, {layer: torch.cat([each[layer] for each in features]) for layer in head.taps})
+        ends = list(accumulate(len(each[head.taps[0]]) for each in features))
     return [Piece(whole, start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def joined(pieces: Many[Piece]) -> Tensor:
-    """[n, H]. Pieces that follow each other in their tensor, as those of all texts after a step, are cut out once."""
+    """[n, H]. Pieces that follow each other in their tensor, as those of all texts after a step, are cut out once; of
+    many that do not, all rows are picked at once."""
     runs: list[Piece] = []
     for piece in pieces:
         if runs and runs[-1].whole is piece.whole and runs[-1].end == piece.start:
             runs[-1] = replace(runs[-1], end=piece.end)
         else:
             runs.append(piece)
-    parts = [run.whole.fused[run.start : run.end] for run in runs]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    if len(runs) <= CUT_OUT:
+        parts = [run.whole.fused[run.start : run.end] for run in runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    wholes = {id(run.whole): run.whole.fused for run in runs}
+    starts = dict(zip(wholes, accumulate((len(each) for each in wholes.values()), initial=0), strict=False))
+    every = torch.cat(list(wholes.values()))
+    rows = [starts[id(run.whole)] + row for run in runs for row in range(run.start, run.end)]
+    return every.index_select(0, to_device(rows, every.device))
 
 
 @dataclass
@@ -101,9 +123,14 @@ class Waiting:
         self.states.append(piece)
         self.rows += piece.end - piece.start
 
-    def first(self, count: int) -> Tensor:
-        """[count, H]"""
-        return joined(self.states)[:count]
+    def first(self, count: int) -> list[Piece]:
+        found: list[Piece] = []
+        for piece in self.states:
+            taken = min(count, piece.end - piece.start)
+            if taken:
+                found.append(replace(piece, end=piece.start + taken))
+            count -= taken
+        return found
 
     def drop(self, count: int) -> None:
         left: list[Piece] = []

@@ -223,6 +223,12 @@ class Controller:
             self.times[bucket] = Times() if above is None else self.times[above].faded([PLAIN])
         return self.times[bucket]
 
+    def _paying(self, texts: int) -> int:
+        """The size that is best for the next larger number of texts of which anything is known: what pays for more pays
+        for fewer."""
+        tried = [bucket for bucket, times in self.times.items() if bucket > texts and any(times.tries[1:])]
+        return self.times[min(tried)].chosen if tried else PLAIN
+
     def _sizes(self) -> range:
         """Those that differ: where more was allowed than was ever drafted, a larger size is the same."""
         for size in range(1, WHOLE):
@@ -236,6 +242,8 @@ class Controller:
         return max(self.most, 2 * (SIZES[size - 1] or 0)) if most is None else most
 
     def _best(self, times: Times, standings: Many[Standing]) -> int:
+        if times.chosen == PLAIN and not any(times.tries[1:]):
+            times.chosen = self._paying(len(standings))
         rates = {size: self._rate(times, standings, size) for size in self._sizes()}
         known = {size: rate for size, rate in rates.items() if rate is not None}
         if times.chosen not in known:

@@ -169,7 +169,7 @@ class Engine:
             packed = pack(turns, tree, self.cache, broken)
             with clock.phase("target"):
                 output = self.target.forward_rows(packed.batch, self.cache.storage, self.drafter.layers)
-                if self.drafter.top and tree is not None:
+                if self._top(turns) and tree is not None:
                     packed.bring_along(largest(output.logits, self.drafter.top, output.peaks)[1])
             if self.target.device.type != "cpu":
                 self._go_on_meanwhile()
@@ -206,8 +206,6 @@ class Engine:
         """Nothing is lost or owned twice, and nobody holds cache who is not running."""
         self.scheduler.check_integrity()
 
-    # --- adding ------------------------------------------------------------------------------------------------
-
     def rule_for(self, request: Request) -> VerificationRule:
         return rule_for(request, self.rule, self.drafter)
 
@@ -232,15 +230,17 @@ class Engine:
         self.statistics.prompt_tokens += len(request.prompt)
         return job
 
-    # --- one step ----------------------------------------------------------------------------------------------
-
     def _go_on_meanwhile(self) -> None:
         if self.meanwhile is not None:
             self.meanwhile()
 
+    def _top(self, turns: list[Turn]) -> int:
+        """Nobody looks at the target's candidates where there are too many texts for drafts."""
+        return self.drafter.top if len(turns) <= self.scheduler.max_drafting else 0
+
     def _write_ahead(self, turns: list[Turn], count: int, clock: Clock) -> list[Update]:
         """Several steps of plain decoding at once."""
-        layers, top = self.drafter.layers, self.drafter.top if len(turns) <= self.scheduler.max_drafting else 0
+        layers, top = self.drafter.layers, self._top(turns)
         try:
             with clock.phase("target"):
                 texts, written = write(
