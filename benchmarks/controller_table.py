@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
-DEVICE = ("device-8b-controller-1-untrained", *(f"device-8b-controller-{batch}" for batch in (1, 8, 32, 64)))
+DEVICE = tuple(f"device-8b-controller-{part}" for part in ("1-untrained", "1", "8", "32", "64", "64-after"))
 """The later ones count."""
 CPU = tuple(f"controller-cpu-{batch}" for batch in (1, 8, 32))
 ADAPTIVE, AGAIN = ", adaptive", "none, again"

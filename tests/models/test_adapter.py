@@ -116,7 +116,7 @@ def test_rows_may_be_moved(name: str) -> None:
     reader = Text(adapter, adapter.new_storage(40))
     reader.read(text[:12], wanted=0)
     source, target = reader.slots[-5:], reader.free[-5:]
-    reader.storage.move(torch.tensor(source), torch.tensor(target))
+    reader.storage.move([(source, target)])
     reader.slots[-5:] = target
     reader.free = source + reader.free[:-5]
     reader.read(tokens(8, seed=4), keep=False)  # over what was left behind
@@ -133,7 +133,7 @@ def test_an_accepted_path_is_kept_and_gone_on_from(name: str) -> None:
     adapter.forward_rows(Batch.pack([tree]), reader.storage)
     accepted = path_of(PARENTS, 5)
     assert accepted == [0, 2, 5]
-    reader.storage.move(tree.slots[[1 + node for node in accepted]], tree.slots[1:4])
+    reader.storage.move([(tree.slots[[1 + node for node in accepted]].tolist(), tree.slots[1:4].tolist())])
     kept = len(text) + len(accepted)
     reader.slots, dropped = reader.slots[:kept], reader.slots[kept:]
     reader.free = dropped + reader.free
@@ -272,4 +272,4 @@ def test_what_comes_back_needs_no_gradient_and_storage_stays_usable() -> None:
     storage = adapter.new_storage(6)
     output = Text(adapter, storage).read([50, 60, 70])
     assert not output.logits.requires_grad
-    storage.move(torch.tensor([0]), torch.tensor([1]))
+    storage.move([([0], [1])])

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.kernels.step import move_rows
 from forerun.models.cache import CacheFullError, KVCache
-from forerun.models.storage import LayerShape, Storage
+from forerun.models.storage import LayerShape, Storage, padded
 
 BLOCK = 4
 
@@ -117,3 +118,22 @@ def test_damage_is_seen() -> None:
 def test_a_cache_needs_a_block() -> None:
     with pytest.raises(ValueError, match="too small"):
         KVCache(Storage.make([LayerShape(1, 1, 1)], 3, torch.float32, "cpu"), BLOCK)
+
+
+@pytest.mark.parametrize("longest", [3, 20])
+def test_a_device_moves_the_same_rows_in_groups_of_few_sizes(longest: int) -> None:
+    shape = LayerShape(2, 4, 4)
+    storage = Storage.make([shape] * 3, 200, torch.float32, "cpu")
+    assert storage.whole is not None
+    storage.whole.copy_(torch.randn(storage.whole.shape))
+    texts = [
+        ([5, 7, 8], [4, 5, 6]),
+        ([50], [40]),
+        (list(range(101, 101 + longest)), list(range(100, 100 + longest))),
+    ]
+    groups = torch.tensor(padded(texts))
+    assert groups.shape == (2, 3, 16 if longest <= 16 else 32)
+    moved = storage.whole.clone()
+    move_rows(moved, *groups)
+    storage.move(texts)
+    assert storage.whole.equal(moved)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[Sequence[float]]
+Row = Sequence[int] | Sequence[float]
+Numbers = Row | Sequence[Row] | Sequence[Sequence[Row]]
 
 
 def to_device(values: Numbers, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:

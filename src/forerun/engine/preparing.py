@@ -69,6 +69,7 @@ def _captures(engine: Engine, static: StaticPass) -> Iterator[Callable[[], objec
         for texts in sorted({rounded_texts(count) for count in range(1, most + 1)}):
             yield partial(engine.ahead.prepare, texts, _nodes(engine.scheduler.max_rows, texts))
         return
+    yield partial(storage.move, [([0], [0])])  # what is accepted of a tree: its kernel is built
     drafting, rows = min(most, engine.scheduler.max_drafting), engine.scheduler.max_rows
     few = min(drafting, MAX_DRAFTING)
     for bucket in (*drafted(few, rows, layers), *drafted_alike(range(few + 1, drafting + 1), rows, layers)):

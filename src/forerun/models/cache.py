@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.models.storage import Storage
+from forerun.kernels.step import USUAL_MOVES
+from forerun.models.storage import Moves, Storage
 
 
 class CacheFullError(Exception):
@@ -126,21 +127,21 @@ class KVCache:
 
     def commit(self, kept: Mapping[int, Many[int]]) -> None:
         """For each sequence the reserved rows that stay, in the order of the text; the others are gone."""
-        source: list[int] = []
-        target: list[int] = []
+        moves: list[Moves] = []
         for sequence, rows in kept.items():
             entry = self._entries[sequence]
             assert not rows or (min(rows) >= 0 and max(rows) < entry.reserved), "only reserved rows can be kept"
-            for place, row in enumerate(rows):
-                if place != row:
-                    source.append(self._slot(entry, entry.committed + row))
-                    target.append(self._slot(entry, entry.committed + place))
+            moved = [(row, place) for place, row in enumerate(rows) if place != row]
+            if moved:
+                source, target = (
+                    [self._slot(entry, entry.committed + at) for at in side] for side in zip(*moved, strict=True)
+                )
+                moves.append((source, target))
             entry.committed += len(rows)
             entry.reserved = 0
             self._shrink(entry)
-        if source:
-            moves = torch.tensor([source, target], dtype=torch.int64)
-            self.storage.move(*moves.to(self._device, non_blocking=True))
+        if moves:
+            self.storage.move(moves)
 
     def abandon(self) -> None:
         """Give back whatever is reserved and not committed."""
@@ -194,8 +195,8 @@ class KVCache:
             self._leave(kept)
             source = [self._slot(_Entry(kept.blocks), place) for place in range(common)]
             target = [self._slot(entry, place) for place in range(common)]
-            moves = torch.tensor([source, target], dtype=torch.int64)
-            self.storage.move(*moves.to(self._device, non_blocking=True))
+            parts = range(0, common, USUAL_MOVES)
+            self.storage.move([(source[at : at + USUAL_MOVES], target[at : at + USUAL_MOVES]) for at in parts])
         else:
             self._entries[sequence] = entry = _Entry(list(kept.blocks), common)
             self._shrink(entry)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from forerun.kernels.step import MOST_MOVES, move_rows
+from forerun.core.transfer import to_device
+from forerun.kernels.kernel import power_of_two
+from forerun.kernels.step import USUAL_MOVES, move_rows
+
+Moves = tuple[list[int], list[int]]
+"""From which slots to which."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +60,24 @@ class Storage:
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
 
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots `source` [M] over slots `target` [M], in every layer."""
-        if self.whole is not None and self.whole.is_cuda and source.shape[0] <= MOST_MOVES:
-            move_rows(self.whole, source, target)
+    def move(self, texts: Many[Moves]) -> None:
+        """Copy slots over others, in every layer. What one text writes is not another's; of its own slots it may read
+        and write the same. A device moves each text's rows by themselves, of all texts at once."""
+        if self.whole is not None and self.whole.is_cuda:
+            move_rows(self.whole, *to_device(padded(texts), self.whole.device))
             return
+        source, target = (
+            torch.tensor([slot for side in sides for slot in side], device=self.keys[0].device)
+            for sides in zip(*texts, strict=True)
+        )
         if self.whole is not None:
             self.whole.index_copy_(1, target, self.whole.index_select(1, source))
             return
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, target, tensor.index_select(0, source))
+
+
+def padded(texts: Many[Moves]) -> list[list[list[int]]]:
+    """[2, texts, moves] with −1 for none. The numbers of moves are few, for each is a kernel of its own."""
+    width = max(USUAL_MOVES, power_of_two(max(len(source) for source, _ in texts)))
+    return [[each + [-1] * (width - len(each)) for each in side] for side in zip(*texts, strict=True)]
