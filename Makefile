@@ -52,13 +52,13 @@ bench: $(READY)
 	@$(BIN)/forerun models fetch $(MODEL)
 	@$(BIN)/forerun bench --model $(MODEL) --drafters none,ngram,suffix,recycling,combine,eagle3 --batch 1,8 \
 		--per-category 1 --turns 1 --max-tokens 48 --repeat 2 \
-		--json results/quick-bench.json --report results/quick-bench.html $(RESUME)
-	@$(BIN)/python -m benchmarks.tables
+		--json results/quick-bench.json --report results/quick-bench.html $(RESUME); \
+		code=$$?; $(BIN)/python -m benchmarks.tables && exit $$code
 
 certificates: $(READY)
 	@$(BIN)/forerun models fetch $(MODEL)
-	@$(BIN)/python -m benchmarks.certificates $(if $(DRAFTERS),--drafters $(DRAFTERS))
-	@$(BIN)/python -m benchmarks.tables
+	@$(BIN)/python -m benchmarks.certificates $(if $(DRAFTERS),--drafters $(DRAFTERS)); \
+		code=$$?; $(BIN)/python -m benchmarks.tables && exit $$code
 
 verification: $(READY)
 	@$(BIN)/python -m benchmarks.verification --out results/verification-cpu.json

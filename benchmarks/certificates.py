@@ -79,7 +79,8 @@ def certify(drafter: str) -> int:
 def table(folder: Path = FOLDER) -> str:
     """A line for each certificate: what was compared, the smallest p-value of all tests of the law, and by what p-value
     they see a broken rule, where they see it worst."""
-    columns = ("greedy", "seeded", "law, smallest p", "an error that would be seen", "broken rule, p")
+    seen = "an error that would be seen"
+    columns = ("greedy", "seeded", "law, smallest p", f"{seen}, of all places", f"{seen}, of one", "broken rule, p")
     lines = ["| drafter | verdict | " + " | ".join(columns) + " |", "|---|---|" + "---:|" * len(columns)]
     files = sorted(folder.glob("*.json"))
     if not files:
@@ -94,6 +95,7 @@ def _cells(found: dict[str, Any]) -> list[str]:
     findings = found["findings"]
     laws = [each for each in findings if "p_value" in each["figures"]]
     visible = [each["figures"]["visible_error"] for each in laws if each["test"] in {"all places", "drafts"}]
+    at_one = [each["figures"]["visible_error"] for each in laws if each["test"] == "next tokens"]
     controls: dict[float, list[float]] = {}
     for each in laws:
         if each["figures"]["control"]:
@@ -104,6 +106,7 @@ def _cells(found: dict[str, Any]) -> list[str]:
         _identical(findings, "seeded"),
         f"{min(each['figures']['p_value'] for each in laws):.2g}" if laws else "",
         f"{max(visible):.1%}" if visible else "",
+        f"{max(at_one):.0%}" if at_one else "",
         _briefly(max(map(min, controls.values()))) if controls else "",
     ]
 

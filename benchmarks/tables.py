@@ -155,7 +155,8 @@ def spec_bench_categories() -> str:
         cells = [rows[drafter, category] for drafter in drafters]
         texts = [f"{cell['tokens_per_second']:.0f} ({cell['tokens_per_pass']:.2f})" for cell in cells]
         lines.append(f"| {category} | " + " | ".join(texts) + " |")
-    shares = [f"{100 * rows[drafter, 'overall']['outside_share']:.1f}%" for drafter in drafters]
+    outside = [rows[drafter, "overall"]["outside_share"] for drafter in drafters]
+    shares = [f"{share:.1%}" if share else "" for share in outside]  # a peer does not say
     lines.append("| outside model and drafter | " + " | ".join(shares) + " |")
     return "\n".join([*lines, "", footnote(result)])
 
@@ -267,7 +268,8 @@ def footnote(result: dict[str, Any]) -> str:
     git = p["git"] or {}
     commit = git.get("commit", "unknown")[:9] + (" with changes" if git.get("dirty") else "")
     processor = p["device"] if p["device"] != "cpu" else f"{p['cpu']}, {p['threads']} threads"
-    return f"<sub>{processor}; torch {p['torch']}; commit {commit}; {p['time'][:10]}</sub>"
+    stopped = "" if result.get("complete", True) else "; stopped before all was measured"
+    return f"<sub>{processor}; torch {p['torch']}; commit {commit}; {p['time'][:10]}{stopped}</sub>"
 
 
 def load(name: str) -> dict[str, Any]:

@@ -85,6 +85,20 @@ def test_the_prediction_is_the_closed_form() -> None:
     assert row["predicted_speedup"] == pytest.approx(1 / (0.1 + 0.9 / (2 / 1.125)))
 
 
+def test_a_text_is_the_same_if_it_is_in_every_round_and_each_round_is_predicted_by_itself() -> None:
+    fast = Scripted(40, per_pass=2)
+    contest, _ = contest_of({"none": Scripted(20), "fast": fast}, repeat=3)
+    cells = run(contest)
+    (last,) = (
+        cell for cell in cells if (cell.place.case.drafter, cell.place.round, cell.place.pool) == ("fast", 2, "math")
+    )
+    last.sums["math"].texts[0] = "another one"
+    last.sums["math"].phases["target"] *= 100  # a pause, in one round of three
+    row = by_name(rows_of(contest)(cells))["fast", 1, "overall"]
+    assert (row["identical_to_plain"], row["identical"], row["answers"]) == (False, 3, 4)
+    assert row["predicted_speedup"] == pytest.approx(1 / (0.1 + 0.9 / (2 / 1.125)))
+
+
 def test_turns_are_answered_one_after_the_other() -> None:
     scripted = Scripted()
     contest, _ = contest_of({"none": scripted}, repeat=1)

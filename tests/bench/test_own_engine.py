@@ -100,6 +100,8 @@ def test_transformers_writes_the_same_texts(model: LoadedModel) -> None:
         assert row["tokens"] == rows["none", Setting(1), "overall"]["tokens"]
         assert row["first_token_seconds"] is not None
         assert row["peak_bytes"] is None  # it shares the process with our model
+        for unknown in ("rows_verified", "rows_wasted", "outside_share", "shares", "predicted_tokens_per_pass"):
+            assert row[unknown] is None
         assert "closed batches" in str(rows[name, settings[2], "overall"]["error"])
     assert rows["transformers", Setting(2), "overall"]["identical_to_plain"] is True
     assert "one prompt at a time" in str(rows["transformers-lookup", Setting(2), "overall"]["error"])

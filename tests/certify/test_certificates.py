@@ -10,6 +10,7 @@ import pytest
 from benchmarks.certificates import MODEL, SETTINGS, is_current, read, table
 
 from forerun.certify.certificate import Certificate
+from forerun.certify.findings import Finding
 from forerun.core.params import SamplingParams
 from tests.certify.tiny_subject import KNOWN, certified
 from tests.engine.tiny import RandomTrees
@@ -26,10 +27,11 @@ def test_a_line_for_each_certificate(tmp_path: Path) -> None:
     settings = SamplingParams(temperature=0), SamplingParams(temperature=1.0, top_p=0.95)
     written(tmp_path, certified(RandomTrees(4, KNOWN), *settings, samples=30))
     *_, line = table(tmp_path).splitlines()
-    drafter, verdict, greedy, seeded, p_value, visible, control = line.strip("| ").split(" | ")
+    drafter, verdict, greedy, seeded, p_value, visible, at_one, control = line.strip("| ").split(" | ")
     assert (drafter, verdict, greedy, seeded) == ("trees", "certified", "3/3", "3/3")
     assert 0.01 < float(p_value) <= 1
     assert 0 < float(visible.rstrip("%")) < 100
+    assert 0 < float(at_one.rstrip("%")) <= 100
     assert 0 <= float(control.removeprefix("< ")) <= 1
 
 
@@ -44,6 +46,17 @@ def test_what_was_made_with_other_sources_or_options_is_made_again(tmp_path: Pat
     assert not is_current(read("trees", tmp_path), "c")
     written(tmp_path, Certificate([], None), provenance=ORIGIN | {"arguments": SETTINGS | {"samples": 20}})
     assert not is_current(read("trees", tmp_path), "c")
+
+
+def test_a_test_that_did_not_see_the_broken_rule_is_named() -> None:
+    def finding(test: str, seen: bool, heat: float = 1.0) -> Finding:
+        return Finding(heat, test, "texts", "as it should be", True, "broken", seen, {})
+
+    both = Certificate([finding("next tokens", False), finding("all places", True)], None)
+    assert both.verdict == "certified"
+    assert both.reason.endswith("at every temperature, though not by next tokens at 1")
+    assert Certificate([finding("all places", True)], None).reason.endswith("at every temperature")
+    assert Certificate([finding("all places", True), finding("all places", False, 0.7)], None).verdict == "refused"
 
 
 def test_without_certificates_the_table_says_what_makes_them(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def test_a_table_and_a_file(run: Terminal, model: str, prompts: str, tmp_path: P
     assert content["model"] == "model"
     assert model not in result.read_text()  # where things lie is no part of a result
     assert content["dtype"] == "float32"
+    assert content["rules"] == {"0": "greedy", "0.2": "gumbel"}
+    assert content["made_from"] is None
     assert content["provenance"]["arguments"]["samples"] == 30
     assert content["provenance"]["arguments"]["prompts"] == 3
 
@@ -57,6 +59,16 @@ def test_json_alone_and_a_lossy_rule(run: Terminal, model: str, prompts: str) ->
     assert content["verdict"] == "lossy"
     assert content["reason"].startswith("no certificate: the rule typical is lossy")
     assert [finding["test"] for finding in content["findings"]] == ["distance", "distance"]
+
+
+def test_a_model_that_was_made_from_another_says_so(run: Terminal, prompts: str, tmp_path: Path) -> None:
+    """As `train medusa --backbone` leaves it: its own text may be certified, and whose it is must be said."""
+    folder = save_tiny_model(tmp_path / "tuned")
+    (folder / "forerun.json").write_text(json.dumps({"about": "no longer it", "original": {"name": "the-first-one"}}))
+    asked = ["--model", str(folder), "--drafter", "recycling", "--prompts", prompts, "--temperature", "0"]
+    ended = run("certify", *asked, *FEW, "--out", str(tmp_path / "c.json"))
+    assert "--original the-first-one measures how far" in " ".join(ended.out.split())
+    assert json.loads((tmp_path / "c.json").read_text())["made_from"] == "the-first-one"
 
 
 def test_the_distance_to_another_model(

@@ -155,7 +155,7 @@ def _section(rows: list[Row], colours: dict[str, int | None]) -> list[str]:
         ]
         left_out = _left_out(len(whole) - len(plain))
         cards.append(_card("Speedup by method", left_out, charts.bars(bars)))
-        cards += _plots(drawn, colours, left_out)
+        cards += _plots(drawn, plain, colours, left_out)
     parts = [f"<h2>{escape(_setting(rows[0]).label.capitalize())}</h2>", _cards(cards)]
     parts.append(_card("Figures", "", figures(rows), wide=True))
     if len({row["category"] for row in rows}) > 2:
@@ -164,7 +164,7 @@ def _section(rows: list[Row], colours: dict[str, int | None]) -> list[str]:
     return parts
 
 
-def _plots(rows: list[Row], colours: dict[str, int | None], left_out: str) -> list[str]:
+def _plots(rows: list[Row], plain: list[Row], colours: dict[str, int | None], left_out: str) -> list[str]:
     cards = []
     timed = [row for row in rows if row["shares"] is not None]
     if timed:
@@ -189,7 +189,7 @@ def _plots(rows: list[Row], colours: dict[str, int | None], left_out: str) -> li
         points = [_point(row, colours, row["predicted_speedup"]) for row in predicted]
         plot = charts.scatter(points, x_name="predicted", y_name="measured", x_text=charts.times, diagonal=True)
         cards.append(_card("Predicted against measured", "On the line theory and clock agree.", plot))
-    weighed = [row for row in rows if row["peak_bytes"] is not None]
+    weighed = [row for row in (*plain, *rows) if row["peak_bytes"] is not None]
     if weighed:
         points = [_point(row, colours, row["peak_bytes"] / 2**20) for row in weighed]
         plot = charts.scatter(points, x_name="peak memory, MB", y_name="speedup", x_text=charts.number, level=1.0)

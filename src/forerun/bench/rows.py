@@ -136,13 +136,11 @@ def _figures(rounds: list[Round]) -> Figures:
     figures["acceptance_by_depth"] = [a / o for a, o in zip(accepted, offered, strict=True)]
     figures["offered_by_depth"] = offered
     figures["accepted_by_depth"] = accepted
-    figures["rows_verified"] = (everything.drafted + everything.passes) // len(rounds) or None
-    figures["rows_wasted"] = (everything.drafted - everything.accepted) // len(rounds) if everything.passes else None
-    figures["shares"] = _shares(works)
-    figures["outside_share"] = None
-    if works:
-        shares = figures["shares"]
-        figures["outside_share"] = 0.0 if shares is None else 1 - shares["draft"] - shares["target"]
+    told = any(everything.phases.values())  # a peer does not say what it drafted, nor where its time went
+    figures["rows_verified"] = (everything.drafted + everything.passes) // len(rounds) if told else None
+    figures["rows_wasted"] = (everything.drafted - everything.accepted) // len(rounds) if told else None
+    figures["shares"] = shares = _shares(works)
+    figures["outside_share"] = None if shares is None else 1 - shares["draft"] - shares["target"]
     figures["in_flight"] = _median([sum(each.sums.request_seconds) / each.work.seconds for each in rounds if each.work])
     figures["peak_bytes"] = max((each.peak_bytes for each in rounds if each.peak_bytes is not None), default=None)
     figures["cache_bytes"] = max((work.cache_bytes for work in works if work.cache_bytes is not None), default=None)
@@ -166,14 +164,15 @@ def _compared(own: dict[int, Round], plain: dict[int, Round], setting: Setting, 
     figures |= dict.fromkeys(("predicted_speedup", "predicted_tokens_per_pass", "identical_to_plain", "identical"))
     if not both:
         return figures
-    mine, base = (Sums.together(each[n].sums for n in both) for each in (own, plain))
-    if mine.passes:
-        figures["predicted_tokens_per_pass"] = prediction.tokens_per_pass(mine)
-        figures["predicted_speedup"] = prediction.speedup(mine, base)
-    if comparable:
-        pairs = list(zip(own[both[0]].sums.texts, plain[both[0]].sums.texts, strict=True))
-        same = sum(text == other for text, other in pairs)
-        figures |= {"identical_to_plain": same == len(pairs), "identical": same}
+    predicted = [prediction.speedup(own[n].sums, plain[n].sums) for n in both]
+    known = [each for each in predicted if each is not None]
+    if known:  # of each round as it is measured: else a pause in one of them would be in the one and not in the other
+        figures["predicted_speedup"] = _median(known)
+        figures["predicted_tokens_per_pass"] = prediction.tokens_per_pass(Sums.together(own[n].sums for n in both))
+    if comparable:  # a text is the same if it is in every round
+        rounds = [zip(own[n].sums.texts, plain[n].sums.texts, strict=True) for n in both]
+        same = [all(text == other for text, other in pairs) for pairs in zip(*rounds, strict=True)]
+        figures |= {"identical_to_plain": all(same), "identical": sum(same)}
     return figures
 
 

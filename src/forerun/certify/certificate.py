@@ -83,7 +83,7 @@ class Certificate:
     def reason(self) -> str:
         match self.verdict:
             case "certified":
-                return "every test passed, and the broken rule was seen at every temperature"
+                return f"every test passed, and the broken rule was seen at every temperature{self._not_by}"
             case "lossy":
                 return f"no certificate: {self.lossy}; how far the text is from the target's own is measured instead"
             case "failed":
@@ -94,6 +94,12 @@ class Certificate:
             f"no certificate: at temperature {places} the tests could not even see a broken rule; raise --samples or "
             "--contexts, or give --prompts on which more is drafted"
         )
+
+    @property
+    def _not_by(self) -> str:
+        """Tests that passed and say little: they did not see the broken rule either."""
+        weak = [f"{each.test} at {each.temperature:g}" for each in self.findings if each.control_failed is False]
+        return f", though not by {', '.join(weak)}" if weak else ""
 
     def as_dict(self) -> dict[str, Any]:
         findings = [asdict(each) for each in self.findings]

@@ -93,8 +93,8 @@ def _inside(rows: list[Row]) -> Table:
         table.add_row(
             Text(row["method"]),
             *(f"{row['shares'][part]:.1%}" for part in parts),
-            f"{row['rows_verified'] or 0:,}",
-            f"{row['rows_wasted'] or 0:,}",
+            _as(row["rows_verified"], "{:,}"),
+            _as(row["rows_wasted"], "{:,}"),
             _as(row["acceptance"], "{:.0%}"),
             *accepted,
             *[""] * (depths - len(accepted)),

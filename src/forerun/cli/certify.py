@@ -72,8 +72,9 @@ def certify(
 
     At temperature 0, and with seeds, drafted text is compared with plain text, token for token; of a difference the gap
     between the logits is told, and whether rounding explains it. Sampled text is tested against the model's exact
-    probabilities and against plainly sampled text; p-values are corrected for all tests together. Every test is done
-    again with a rule that is broken on purpose, and if it does not see that, there is no certificate.
+    probabilities and against plainly sampled text; p-values are corrected for all tests together. The tests are
+    done again with a rule that is broken on purpose. Where none of a kind, identity or law, sees that at some
+    temperature there is no certificate; the verdict names single tests that did not.
 
     Exit code 0: certified. 1: not, and why. A lossy rule gets a distance, and no certificate.
 
@@ -107,7 +108,7 @@ def certify(
 
         loaded = _load(model, told)
         other = None if original is None else _load(model, told, original)
-    certificate, dtype = _certify(loaded, other, model, asked, plan)
+    certificate, dtype, rules = _certify(loaded, other, model, asked, plan)
     arguments = {"temperature": temperatures, **truncation, **penalties, **sizes, "prompts": len(asked)}
     options = {key: shown(str(value)) for key, value in model.read_drafter_options().items()}
     subject: dict[str, Any] = {
@@ -115,8 +116,10 @@ def certify(
         "drafter": shown(model.drafter_name),
         "options": options | {"tree": model.tree},
         "rule": model.rule or "strongest",
+        "rules": rules,
         "dtype": dtype,
         "original": None if original is None else shown(original),
+        "made_from": _made_from(loaded.folder),
     }
     device = str(loaded.target.device)
     answer = {**subject, **certificate.as_dict(), "provenance": provenance(arguments, device)}
@@ -129,6 +132,9 @@ def certify(
         console = output()
         console.print(Text(f"{model.model}, {model.drafter_name}, {subject['rule']} rule, {dtype} on {device}"))
         show(console, certificate, loaded)
+        if original is None and subject["made_from"]:
+            words = f"This is the text of {model.model}, not of {subject['made_from']}, which it was made from: "
+            console.print(Text(f"{words}--original {subject['made_from']} measures how far the two are apart."))
         if out is not None:
             console.print(Text.assemble("Written: ", (str(out), "bold cyan")))
     if certificate.verdict != "certified":
@@ -141,6 +147,17 @@ def _plan(temperatures: list[float], settings: dict[str, Any], sizes: dict[str, 
 
     each = [SamplingParams(temperature=value, **settings) for value in dict.fromkeys(temperatures)]
     return Plan(tuple(each), **sizes)
+
+
+def _made_from(folder: Path | None) -> str | None:
+    """The model whose layers went on learning, as Medusa-2 has it, for this one."""
+    from forerun.models.store import MANIFEST
+
+    try:
+        found = json.loads((folder / MANIFEST).read_text("utf-8"))["original"]["name"] if folder else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _prompts(file: Path | None) -> list[str]:
@@ -176,7 +193,8 @@ def _load(model: ModelOptions, told: Any, name: str | None = None) -> LoadedMode
 
 def _certify(
     loaded: LoadedModel, other: LoadedModel | None, model: ModelOptions, asked: list[str], plan: Plan
-) -> tuple[Certificate, str]:
+) -> tuple[Certificate, str, dict[str, str]]:
+    """With the precision, and by temperature the rule that judges texts without a seed."""
     from dataclasses import replace
 
     from forerun.certify import certificate, subject
@@ -199,7 +217,8 @@ def _certify(
     certified = subject.Subject(target, drafter, rule=model.rule, slots=slots, original=original)
     with progress() as told:
         found = certificate.certify(certified, tokens, plan, told)
-    return found, dtype_name(target.new_storage(16).keys[0].dtype)
+    rules = {f"{params.temperature:g}": certified.rule_for(params).name for params in plan.settings}
+    return found, dtype_name(target.new_storage(16).keys[0].dtype), rules
 
 
 # --- telling ------------------------------------------------------------------------------------------------------
