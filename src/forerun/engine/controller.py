@@ -54,8 +54,8 @@ CLEARLY = 0.1
 TRIED = 0.009
 """Of all time, what may be lost by trying."""
 GRANTED, GRANTED_LATER = 5.0, 1.0
-"""Plain steps that may be lost besides: in the beginning, over the root of the number of texts, for with many of them a
-step is more of all there is to write; and where a number of texts is new."""
+"""Plain steps that may be lost besides: in the beginning, and where a number of texts is new. Both over the root of
+that number: with many texts a step is more of all there is to write."""
 SAVED = 5.0
 """Plain steps that may be saved up for trying."""
 OFTEN, SELDOM = 16, 512
@@ -92,6 +92,8 @@ class Controller:
         """Whether what was chosen last is not what is best so far."""
         self.together = False
         """Whether all texts of a step have rows for as much as any of them drafts: then none is worth leaving out."""
+        self.rounded = False
+        """Whether a step takes as long as one of the next power of two of texts."""
         self.row = math.inf
         """Seconds of a row where many are read at once, at the fastest."""
         self._tries = [0] * len(SIZES)
@@ -153,7 +155,7 @@ class Controller:
         times.since = [0 if each == size else passes + steps for each, passes in enumerate(times.since)]
         plain = times.of(PLAIN)
         if unknown and plain is not None:
-            self.credit += (GRANTED / math.sqrt(len(texts)) if first else GRANTED_LATER) * plain
+            self.credit += (GRANTED if first else GRANTED_LATER) / math.sqrt(len(texts)) * plain
         if size != PLAIN:
             self._tries[size] += 1
             self.most = max(self.most, *drafted)
@@ -215,9 +217,11 @@ class Controller:
     # --- choosing ----------------------------------------------------------------------------------------------
 
     def _times(self, texts: int) -> Times:
-        """Together with those up to the next power of two. What pays for more texts pays for fewer, whose plain steps
-        take hardly less time."""
+        """Together with those up to the next power of two, or to three quarters of it where every row takes its time:
+        there seven texts take half as long again as five. What pays for more texts pays for fewer."""
         bucket = 1 << (texts - 1).bit_length()
+        if not self.rounded and 2 < texts <= 3 * bucket // 4:
+            bucket = 3 * bucket // 4
         if bucket not in self.times:
             above = min((each for each in self.times if each > bucket), default=None)
             self.times[bucket] = Times() if above is None else self.times[above].faded([PLAIN])

@@ -90,7 +90,7 @@ class Engine:
             controller=controller,
         )
         if controller is not None:
-            controller.together = self.ahead is not None
+            controller.together, controller.rounded = self.ahead is not None, target.device.type == "cuda"
         self.meanwhile: Callable[[], None] | None = None
         """Called in every step: on an accelerator while it works, so that what it does costs nothing there."""
         self.called: Callable[[], bool] = bool

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import median, median_low
 
 SIZES = (0, 2, 6, 15, None)
 """The most that is drafted for a text; None for all that the drafter likes. Trees on a device come in these sizes: of a
@@ -14,12 +14,19 @@ larger one that comes to less it would seem that the drafter likes no more."""
 PLAIN, WHOLE = 0, len(SIZES) - 1
 KEPT = 9
 """Steps that a time is the median of."""
+FEW = 3
+"""Steps up to which the lower of two in the middle is their median."""
 FIRST_TRIES = 2
 """Steps of a size before it is judged: the slower one of two was cold."""
 DOUBT, SHAPE_DOUBT = 4.0, 40.0
 """Drafts that a guess counts as: of what they gain, and of what sizes gain beside each other."""
 LEVEL_MEMORY, SHAPE_MEMORY, OWN_MEMORY = 80.0, 400.0, 30.0
 """Drafts that a mean is of: of what drafts gain, of what sizes gain beside each other, and of one text's luck."""
+
+
+def _usual(seconds: Many[float]) -> float:
+    """The median, of a few the lower one: another program can make a step a hundred times as long."""
+    return median(seconds) if len(seconds) > FEW else median_low(seconds)
 
 
 @dataclass
@@ -33,7 +40,7 @@ class Times:
     chosen: int = PLAIN
     beside: list[float] = field(default_factory=lambda: [0.0, 0.0])
     """Seconds that a step of the chosen size takes beside itself: a plain one, and one with drafts."""
-    part: Mean = field(default_factory=lambda: Mean(1.0, LEVEL_MEMORY, 1.0))
+    part: Mean = field(default_factory=lambda: Mean(1.0, LEVEL_MEMORY, 0.25))
     """Of the texts that may, how many have drafts where any has."""
 
     _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
@@ -55,7 +62,7 @@ class Times:
         least = math.inf
         for size in reversed(range(len(SIZES))):
             if self.tries[size] >= FIRST_TRIES:
-                least = min(least, median_low(self.seconds[size]))
+                least = min(least, _usual(self.seconds[size]))
                 self._known[size] = least
 
     def faded(self, sizes: Many[int] = range(len(SIZES))) -> Times:
