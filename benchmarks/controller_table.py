@@ -10,7 +10,7 @@ from typing import Any
 RESULTS = Path(__file__).parents[1] / "results"
 DEVICE = tuple(f"device-8b-controller-{part}" for part in ("1-untrained", "1", "8", "32", "64", "64-after"))
 """The later ones count."""
-CPU = tuple(f"controller-cpu-{batch}" for batch in (1, 8, 32))
+CPU = tuple(f"controller-cpu-{part}" for part in ("1", "8", "32", "32-after"))
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
 
 Cell = tuple[str, str, int]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import certificates, controller_table, serve_tables
+from benchmarks import certificates, controller_table, prediction_table, serve_tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/log.md")
@@ -365,6 +365,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "device-texts": device_texts,
     "device-throughput": device_throughput,
     "identity": identity,
+    "prediction": lambda: _of("prediction-cpu", prediction_table.table),
     "quick-bench": quick_bench,
     "row-cost": row_cost,
     "rules": rules,
