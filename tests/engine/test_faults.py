@@ -49,7 +49,7 @@ def keep_one_row_more(patch: pytest.MonkeyPatch) -> None:
 
 def no_move(patch: pytest.MonkeyPatch) -> None:
     """Kept rows are counted and not moved to their places."""
-    patch.setattr(Storage, "move", lambda self, source, target: None)
+    patch.setattr(Storage, "move", lambda self, texts: None)
 
 
 def blind_to_the_path(patch: pytest.MonkeyPatch) -> None:
