@@ -146,8 +146,8 @@ def controlled(
     goes on, not how it begins. Some at a time, each time beside plain decoding: they would not fit into memory all
     together."""
     drafters = (*untrained, *heads)
+    METHODS[AGAIN] = METHODS["none"]
     for start_at in range(0, len(drafters), AT_A_TIME):
-        METHODS[AGAIN] = METHODS["none"]
         names = ["none", AGAIN]
         for name in drafters[start_at : start_at + AT_A_TIME]:
             options = dict(heads.get(name, {}))

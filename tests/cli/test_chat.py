@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -219,7 +220,9 @@ def test_an_interruption_stops_the_answer_only(
     monkeypatch.setattr(Writing, "pieces", interrupted)
     assert talk.take("hello") is True
     streams = capsys.readouterr()
-    assert "stopped; 3 tokens in" in streams.err
+    stopped = re.search(r"stopped; (\d+) tokens in", streams.err)
+    assert stopped is not None
+    assert 3 <= int(stopped[1]) < params.max_tokens  # the engine may be some steps ahead of its reader
     assert talk.conversation.messages[1] == {"role": "assistant", "content": streams.out.removesuffix("\n")}
     monkeypatch.undo()
     talk.params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)

@@ -2,8 +2,8 @@
 
 Everything runs `repeat` times, in the order that `cases.plan` gives. A method starts each round with no text learnt: a
 drafter that remembers texts must not meet its own answers. What an adaptive engine found out about times it goes on
-with. It warms up on a text that is not measured. A method that
-fails leaves its error where its figures would be, and the others go on.
+with. It warms up on a text that is not measured. A method that fails leaves its error where its figures would be, and
+the others go on.
 """
 
 from __future__ import annotations

@@ -151,10 +151,11 @@ def _plan(temperatures: list[float], settings: dict[str, Any], sizes: dict[str, 
 
 def _made_from(folder: Path | None) -> str | None:
     """The model whose layers went on learning, as Medusa-2 has it, for this one."""
+    from forerun.models.fields import read_json
     from forerun.models.store import MANIFEST
 
     try:
-        found = json.loads((folder / MANIFEST).read_text("utf-8"))["original"]["name"] if folder else None
+        found = read_json(folder / MANIFEST)["original"]["name"] if folder else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, str) else None

@@ -86,8 +86,10 @@ class HeadAhead:
         for (_, waiting), piece in zip(taken, pieces, strict=True):
             waiting.add(piece)
         together = sum(waiting.rows for waiting in self._texts.values())
-        most = MOST_WAITING_TOGETHER // len(self._texts) if together > MOST_WAITING_TOGETHER else MOST_WAITING
-        self._read_down([seen.sequence for seen, _ in taken], max(1, min(most, MOST_WAITING)))
+        most = MOST_WAITING
+        if together > MOST_WAITING_TOGETHER:
+            most = min(most, max(1, MOST_WAITING_TOGETHER // len(self._texts)))
+        self._read_down([seen.sequence for seen, _ in taken], most)
 
     def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
         """Whoever finds the cache full, or has states missing, sits out."""

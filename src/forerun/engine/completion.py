@@ -27,7 +27,7 @@ class Piece:
     logprobs: list[TokenLogprob] | None
     finish_reason: FinishReason | None
     stats: Statistics
-    """Of this text so far."""
+    """Of this text so far; it goes on counting while the engine does, which may be ahead of who reads."""
 
     @property
     def text(self) -> str:

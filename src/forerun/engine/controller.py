@@ -8,7 +8,7 @@ size with the most tokens per second,
 
 where texts are left out whose own drafts are not worth the time of their rows. `level`, what whole drafts gain, follows
 the text quickly; `shape`, what sizes gain beside each other, slowly. `part` of the texts have any drafts in a step in
-which somebody has: who looks things up often finds nothing. Times are low medians of the last few steps:
+which somebody has: who looks things up often finds nothing. Times are medians of the last few steps:
 another program can make one step a hundred times as long, and the first step of a kind, which captures a graph or
 touches fresh memory, is no evidence at all. A size is left only for one that is clearly better.
 
@@ -94,8 +94,8 @@ class Controller:
         """Whether all texts of a step have rows for as much as any of them drafts: then none is worth leaving out."""
         self.rounded = False
         """Whether a step takes as long as one of the next power of two of texts."""
-        self.row = math.inf
-        """Seconds of a row where many are read at once, at the fastest."""
+        self.row = 0.0
+        """Seconds of a row where many are read at once, at the fastest; 0 until that was seen."""
         self._tries = [0] * len(SIZES)
         self._size = PLAIN
         self._drafting: set[int] = set()
@@ -164,7 +164,7 @@ class Controller:
     def read(self, rows: int, seconds: float) -> None:
         """How long a step took that also read prompts."""
         if rows >= MANY_ROWS:
-            self.row = min(self.row, seconds / rows)
+            self.row = min(self.row or math.inf, seconds / rows)
 
     def forget(self, text: int) -> None:
         self.texts.pop(text, None)
@@ -322,8 +322,7 @@ class Controller:
                 ratios.append(1 + max(0.0, own / theirs - 1) * max(1.0, texts / bucket))
         if ratios:
             return plain * min(ratios)
-        rows = texts * self._nodes(size)
-        return max(UNKNOWN * plain, plain + rows * self.row if self.row < math.inf else 0.0)
+        return max(UNKNOWN * plain, plain + texts * self._nodes(size) * self.row)
 
     def _worthy(self, times: Times, standings: Many[Standing], size: int) -> list[bool]:
         """Which texts are drafted for."""
