@@ -17,9 +17,12 @@ from tests.bench.scripted import Scripted, contest_of, rows_of, run
 
 ORIGIN: dict[str, Any] = {
     "forerun": "1",
+    "python": "3.11",
+    "torch": "2",
     "cpu": "a",
     "threads": 1,
     "device": "cpu",
+    "peers": {"transformers": "5"},
     "arguments": {"seed": 1, "repeat": 2},
     "git": {"commit": "c", "dirty": False},
 }
@@ -100,6 +103,7 @@ def test_cells_survive_the_file() -> None:
     [
         ({"arguments": {"seed": 2, "repeat": 2}}, "seed 1, not 2"),
         ({"threads": 4}, "another threads"),
+        ({"torch": "3", "peers": {}}, "another torch, peers"),
         ({"git": {"commit": "d", "dirty": False}}, "another commit"),
     ],
 )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forerun.certify.subject import ChangeableEngine
 from forerun.core import exact
+from forerun.core.drawing import Drawing, iid_children
 from forerun.core.law import LawSettings
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
@@ -141,6 +142,44 @@ def likelier_child_first(tree: DraftTree) -> DraftTree:
     return _ordered_by_q(tree, keeps=2)
 
 
+class TwoDraws(Spoiled):
+    """Two draws from a law that knows two tokens: the likeliest one, which it finds less likely than the target
+    does, and the next one. So the same token comes twice more often than not."""
+
+    drawing, branches = Drawing.IID, True
+
+    def __init__(self, spoil: Callable[[DraftTree], DraftTree]) -> None:
+        self.drafter, self.spoil = draft_model("1", apart=0), spoil
+        self.generator = torch.Generator().manual_seed(3)
+
+    def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
+        chain = self.drafter.draft(sequences, budgets)
+        if chain.size < 2:
+            return chain
+        assert chain.q is not None
+        best = chain.q[:, 0].topk(2, 1)
+        likeliest = 0.6 * best.values[:, :1]
+        law = torch.zeros_like(chain.q[:, 0]).scatter_(1, best.indices, torch.cat([likeliest, 1 - likeliest], 1))
+        draws = iid_children(law, torch.rand(chain.batch, 2, generator=self.generator, dtype=torch.float64))
+        tokens = torch.cat([chain.tokens[:, :1], draws], 1)
+        parents = torch.cat([chain.parents[:, :1], chain.parents[:, 1:2].expand(-1, 2)], 1)
+        laws = law[:, None].expand(-1, 3, -1)
+        return self.spoil(DraftTree.build(tokens, parents, chain.positions[:, 0], Drawing.IID, q=laws))
+
+
+def equal_draws_merged(tree: DraftTree) -> DraftTree:
+    """One round for a token that was drawn twice."""
+    if tree.size < 3:
+        return tree
+    children = tree.children.clone()
+    children[:, 0, 1] = torch.where(tree.tokens[:, 1] == tree.tokens[:, 2], -1, children[:, 0, 1])
+    return replace(tree, children=children)
+
+
+def unspoiled(tree: DraftTree) -> DraftTree:
+    return tree
+
+
 def _ordered_by_q(tree: DraftTree, keeps: int) -> DraftTree:
     assert tree.q is not None
     assert tree.q_rows is not None
@@ -214,6 +253,8 @@ FAULTS = {
     "sampled trees are reordered": Case(
         nothing, lambda: Spoiled("sampled:2", likelier_child_first), SAMPLED, "recursive_without_replacement", 200
     ),
+    "i.i.d. draws are pruned": Case(nothing, lambda: TwoDraws(weaker_child_dropped), SAMPLED, "recursive_iid", 200),
+    "equal draws are merged": Case(nothing, lambda: TwoDraws(equal_draws_merged), SAMPLED, "recursive_iid", 200),
     "temperature 0 not a one-hot": Case(greedy_is_not_one_hot, chain, GREEDY),
     "p not transformed": Case(target_not_transformed, chain, SAMPLED, "chain_rejection"),
     "a residual not renormalised": Case(residual_not_renormalised, chain, SAMPLED, "chain_rejection"),
@@ -232,6 +273,11 @@ def test_a_fault_costs_the_certificate(name: str, monkeypatch: pytest.MonkeyPatc
     found = certified(drafter, case.settings, rule=case.rule, samples=case.samples)
     assert found.verdict == "failed", found.as_dict()
     assert found.reason.startswith("no certificate: ")
+
+
+def test_draws_that_are_left_alone_are_certified() -> None:
+    found = certified(TwoDraws(unspoiled), SAMPLED, rule="recursive_iid", samples=200)
+    assert found.verdict == "certified", found.as_dict()
 
 
 def test_what_no_law_shows_is_found_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:

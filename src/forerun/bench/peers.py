@@ -40,6 +40,9 @@ OPTIONS = {"transformers-assistant": ("model",), "openvino": ("model",), "openvi
 """model: the assistant, or the model in OpenVINO's own format (a folder, or a GGUF file, in whatever precision)."""
 
 
+OPENVINO_PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
 def versions(names: Sequence[str]) -> dict[str, str]:
     """Of the peers' packages that are installed."""
     found = {}
@@ -132,7 +135,8 @@ class Peers:
             genai = import_module("openvino_genai")
             folder = self._option(name, "model", "the model in OpenVINO's format, or as GGUF")
             place = "GPU" if self.device.type == "cuda" else "CPU"
-            more = {"prompt_lookup": True} if name == "openvino-lookup" else {}
+            more: dict[str, Any] = {"prompt_lookup": True} if name == "openvino-lookup" else {}
+            more["INFERENCE_PRECISION_HINT"] = OPENVINO_PRECISIONS[self.dtype]
             self._loaded[key] = genai.LLMPipeline(folder, place, **more)
         lookup = {"num_assistant_tokens": LOOKUP, "max_ngram_size": 4} if name == "openvino-lookup" else {}
         return OpenVino(self._loaded[key], self.tokenizer, lookup)
@@ -209,6 +213,10 @@ class Transformers(_Peer):
             yield Answer(tokens, self.tokenizer.decode(tokens), seconds, self._ends[0] - started, stats)
 
     def _count(self, module: Any, inputs: Any, output: Any) -> None:
+        if not self._ends and self.model.device.type == "cuda":
+            torch.cuda.synchronize(
+                self.model.device
+            )  # the first token is there when it is computed, not when asked for
         self._ends.append(time.perf_counter())
 
 

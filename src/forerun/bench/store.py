@@ -19,7 +19,7 @@ from forerun.bench.measures import Cell
 FORMAT = 2
 OFTEN = 2.0
 """Seconds between two writings: small cells do not wait for the file each time."""
-SAME = ("forerun", "cpu", "threads", "device", "arguments")
+SAME = ("forerun", "python", "torch", "cpu", "threads", "device", "peers", "arguments")
 """What of the provenance must not have changed when a run goes on; the commit neither."""
 
 
