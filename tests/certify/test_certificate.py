@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Sequence as Many
 
 import pytest
 
@@ -12,6 +14,8 @@ from forerun.certify.target_laws import TargetLaws
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.drafters.drafter import Drafter
+from forerun.engine.controller import Controller
+from forerun.engine.experience import SIZES
 from forerun.verify.rule import all_rules
 from tests.certify.tiny_subject import GREEDY, KNOWN, MODEL, PROMPTS, SAMPLED, certified, draft_model
 from tests.engine.tiny import Nothing, Oracle, RandomSamples, RandomTrees
@@ -52,6 +56,25 @@ def test_a_right_rule_is_certified(name: str) -> None:
             assert each.figures["samples_for_error"] > 10_000
             assert each.figures["control"]["p_value"] < 1e-6
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["verdict"] == "certified"
+
+
+class Moody(Controller):
+    """Chooses anything, text by text and step by step."""
+
+    chance = random.Random(0)
+
+    def limits(self, texts: Many[int]) -> list[int | None]:
+        super().limits(texts)
+        return [self.chance.choice(SIZES) for _ in texts]
+
+    usual = limits
+
+
+@pytest.mark.parametrize("name", ["strongest for a fixed tree", "block", "traversal"])
+def test_however_much_is_drafted(name: str) -> None:
+    drafter, rule, settings = RIGHT[name]
+    found = certified(drafter, *settings, rule=rule, controller=Moody(), samples=80)
+    assert found.verdict == "certified", found.as_dict()
 
 
 @pytest.mark.parametrize("drafter", [Nothing(), Oracle(KNOWN, right=True)])

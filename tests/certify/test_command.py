@@ -47,8 +47,20 @@ def test_a_table_and_a_file(run: Terminal, model: str, prompts: str, tmp_path: P
     assert content["dtype"] == "float32"
     assert content["rules"] == {"0": "greedy", "0.2": "gumbel"}
     assert content["made_from"] is None
+    assert content["adaptive"] is False
     assert content["provenance"]["arguments"]["samples"] == 30
     assert content["provenance"]["arguments"]["prompts"] == 3
+
+
+def test_as_a_server_drafts(run: Terminal, model: str, prompts: str) -> None:
+    """On such a small model drafts may never pay: then there is nothing to certify, and it says so."""
+    asked = ["--model", model, "--drafter", "recycling", "--prompts", prompts, "--temperature", "0", *FEW]
+    ended = run("certify", *asked, "--adaptive", "--json")
+    content = json.loads(ended.out)
+    assert content["adaptive"] is True
+    assert all(finding["passed"] for finding in content["findings"])
+    assert ended.code == (0 if content["verdict"] == "certified" else 1)
+    assert content["verdict"] in {"certified", "refused"}
 
 
 def test_json_alone_and_a_lossy_rule(run: Terminal, model: str, prompts: str) -> None:

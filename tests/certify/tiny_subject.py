@@ -9,6 +9,7 @@ from forerun.certify.subject import Subject, slots_for
 from forerun.core.params import SamplingParams
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup, make_drafter
+from forerun.engine.controller import Controller
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from tests.engine.tiny import Nothing, drain, tiny_model
@@ -45,6 +46,12 @@ def draft_model(tree: str, apart: float = 0.1) -> Drafter:
 def silent(doing: str, done: int, of: int) -> None: ...
 
 
-def certified(drafter: Drafter, *settings: SamplingParams, rule: str | None = None, **sizes: int) -> Certificate:
-    subject = Subject(MODEL, drafter, rule=rule, slots=slots_for(PROMPTS, 64))
+def certified(
+    drafter: Drafter,
+    *settings: SamplingParams,
+    rule: str | None = None,
+    controller: Controller | None = None,
+    **sizes: int,
+) -> Certificate:
+    subject = Subject(MODEL, drafter, rule=rule, slots=slots_for(PROMPTS, 64), controller=controller)
     return certify(subject, PROMPTS, Plan(settings, **(SIZES | sizes)), silent)

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from forerun.core.params import SamplingParams
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.none import NoDrafter
+from forerun.engine.controller import Controller
 from forerun.engine.engine import MAX_NODES, Engine
 from forerun.engine.request import Request
 from forerun.models.target import TargetModel
@@ -64,11 +66,14 @@ class Subject:
         slots: int,
         rule: str | None = None,
         original: TargetModel | None = None,
+        controller: Controller | None = None,
     ) -> None:
+        """A `controller` chooses how much is drafted; without one it is always the whole tree."""
         self.target, self.drafter, self.rule = target, drafter, rule
         self.original = original or target
-        self.engine = ChangeableEngine(target, drafter, slots=slots, max_batch=BATCH, max_rows=ROWS, max_drafting=BATCH)
-        self.plain = Engine(self.original, NoDrafter(), slots=slots, max_batch=BATCH, max_rows=ROWS)
+        sizes: dict[str, Any] = {"slots": slots, "max_batch": BATCH, "max_rows": ROWS}
+        self.engine = ChangeableEngine(target, drafter, **sizes, max_drafting=BATCH, controller=controller)
+        self.plain = Engine(self.original, NoDrafter(), **sizes)
 
     def rule_for(self, params: SamplingParams) -> VerificationRule:
         """The one that judges texts without a seed."""

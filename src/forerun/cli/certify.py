@@ -62,6 +62,9 @@ def certify(
         str | None,
         typer.Option(help="The distance to this model instead: of a Medusa-2 backbone, the one it was made from."),
     ] = None,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive/--fixed", help="Draft as much as has paid so far, or always the whole tree.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="The same seed repeats the tests; another one draws new texts.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the certificate to this file, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
@@ -86,6 +89,8 @@ def certify(
 
     Smaller errors, and a file:  [green]forerun certify --drafter recycling --samples 1000 --out certificate.json[/]
 
+    As a server drafts, by what has paid:  [green]forerun certify --drafter eagle3 --adaptive[/]
+
     How far typical acceptance is off:  [green]forerun certify --drafter medusa --rule typical --temperature 1[/]
     """
     if out is not None:
@@ -108,7 +113,7 @@ def certify(
 
         loaded = _load(model, told)
         other = None if original is None else _load(model, told, original)
-    certificate, dtype, rules = _certify(loaded, other, model, asked, plan)
+    certificate, dtype, rules = _certify(loaded, other, model, asked, plan, adaptive=adaptive)
     arguments = {"temperature": temperatures, **truncation, **penalties, **sizes, "prompts": len(asked)}
     options = {key: shown(str(value)) for key, value in model.read_drafter_options().items()}
     subject: dict[str, Any] = {
@@ -117,6 +122,7 @@ def certify(
         "options": options | {"tree": model.tree},
         "rule": model.rule or "strongest",
         "rules": rules,
+        "adaptive": adaptive,
         "dtype": dtype,
         "original": None if original is None else shown(original),
         "made_from": _made_from(loaded.folder),
@@ -130,7 +136,8 @@ def certify(
         typer.echo(text)
     else:
         console = output()
-        console.print(Text(f"{model.model}, {model.drafter_name}, {subject['rule']} rule, {dtype} on {device}"))
+        drafts = f"{model.drafter_name}{', adaptive' if adaptive else ''}"
+        console.print(Text(f"{model.model}, {drafts}, {subject['rule']} rule, {dtype} on {device}"))
         show(console, certificate, loaded)
         if original is None and subject["made_from"]:
             words = f"This is the text of {model.model}, not of {subject['made_from']}, which it was made from: "
@@ -193,7 +200,7 @@ def _load(model: ModelOptions, told: Any, name: str | None = None) -> LoadedMode
 
 
 def _certify(
-    loaded: LoadedModel, other: LoadedModel | None, model: ModelOptions, asked: list[str], plan: Plan
+    loaded: LoadedModel, other: LoadedModel | None, model: ModelOptions, asked: list[str], plan: Plan, *, adaptive: bool
 ) -> tuple[Certificate, str, dict[str, str]]:
     """With the precision, and by temperature the rule that judges texts without a seed."""
     from dataclasses import replace
@@ -201,6 +208,7 @@ def _certify(
     from forerun.certify import certificate, subject
     from forerun.certify.contexts import ANSWER
     from forerun.drafters.find import Setup, make_drafter
+    from forerun.engine.controller import Controller
     from forerun.engine.prompts import to_tokens
     from forerun.models.precision import dtype_name
 
@@ -215,7 +223,8 @@ def _certify(
     options = model.read_drafter_options() | ({} if model.tree is None else {"tree": model.tree})
     drafter = make_drafter(model.drafter_name, setup, options)
     original = None if other is None else other.target
-    certified = subject.Subject(target, drafter, rule=model.rule, slots=slots, original=original)
+    controller = Controller() if adaptive else None
+    certified = subject.Subject(target, drafter, rule=model.rule, slots=slots, original=original, controller=controller)
     with progress() as told:
         found = certificate.certify(certified, tokens, plan, told)
     rules = {f"{params.temperature:g}": certified.rule_for(params).name for params in plan.settings}
