@@ -44,7 +44,7 @@ def card(folder: Path, results: list[Mapping[str, Any]]) -> str:
     parts = [
         f"# {method} for {target}",
         f"{PAPERS[method][:1].upper()}{PAPERS[method][1:]}. {size:.1f} MiB. Used by name:",
-        f"    forerun generate --model {target} --drafter {NAMES.get(method, method)} --prompt '…'",
+        f"    forerun generate '…' --model {target} --drafter {NAMES.get(method, method)}",
         "It changes how fast the model writes, not what.",
         "## How it was trained",
         _recipe(manifest),
