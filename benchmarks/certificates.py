@@ -58,7 +58,7 @@ def is_current(found: dict[str, Any] | None, commit: str | None) -> bool:
         return False
     origin = found["provenance"]
     same = all(origin["arguments"].get(key) == value for key, value in SETTINGS.items())
-    return same and (origin["git"] or {}).get("commit") == commit
+    return same and origin["git"] == {"commit": commit, "dirty": False}
 
 
 def certify(drafter: str) -> int:

@@ -31,6 +31,7 @@ from forerun.drafters import datastore
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup, make_drafter
 from forerun.engine.engine import Engine
+from forerun.engine.prompt_files import read_entries
 from forerun.engine.request import Request
 from forerun.models.batch import Batch, Segment
 from forerun.models.load import Source, load_model, load_tokenizer, resolve
@@ -122,7 +123,7 @@ def prompts_of(folder: Path, count: int, encode: Callable[[str], list[int]]) -> 
     files = sorted(folder.glob("*_dev.jsonl"))
     if not files:
         sys.exit(f"no development sets (*_dev.jsonl) in {folder}")
-    sets = [[json.loads(line)["turns"][0] for line in file.read_text("utf-8").splitlines()] for file in files]
+    sets = [[entry.turns[0] for entry in read_entries(file)] for file in files]
     each = (text for row in zip(*sets, strict=False) for text in row)
     return [encode(text) for text in islice(each, count)]
 

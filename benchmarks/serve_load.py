@@ -254,13 +254,9 @@ def main() -> None:
         finally:
             process.terminate()
             process.wait(60)
-    held = [
-        line for line in figures.splitlines() if re.match(r"forerun_(cache_used_ratio|texts_inside)\b.* [^0]", line)
-    ]
-    faults = [
-        *report.faults(options.most_growth),
-        *(f"left over: {line}" for line in held if not line.endswith(" 0.0")),
-    ]
+    gauges = [line for line in figures.splitlines() if re.match(r"forerun_(cache_used_ratio|texts_inside)\b", line)]
+    held = [line for line in gauges if float(line.rpartition(" ")[2]) > 0]
+    faults = [*report.faults(options.most_growth), *(f"left over: {line}" for line in held)]
     faults += [] if health == "ok" else [f"health says {health}"]
     for fault in faults:
         print(fault, file=sys.stderr)

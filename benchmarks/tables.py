@@ -18,6 +18,9 @@ from benchmarks import certificates, controller_table, prediction_table, serve_t
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/log.md")
 
+TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+"""Categories beside those of conversations."""
+
 
 def verification(name: str) -> str:
     result = load(name)
@@ -134,9 +137,6 @@ def measured(result: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["drafter"], row["category"]): row for row in result["rows"] if row["drafter"] not in failed}
 
 
-TASKS = ("summarization", "rag", "translation", "qa", "math_reasoning")
-
-
 def _speedup(row: dict[str, Any]) -> str:
     return f"{row['speedup']:.2f}× ({row['tokens_per_pass']:.2f})"
 
@@ -190,6 +190,10 @@ def device_passes() -> str:
     return "\n".join([*lines, "", speed, "", footnote(result)])
 
 
+def _that_ran(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if "error" not in row]
+
+
 def device_texts() -> str:
     """Drafters on an accelerator, with the shares of a step."""
     result, others = load("device-8b-texts"), load("device-8b")
@@ -197,7 +201,7 @@ def device_texts() -> str:
         "| batch | drafter | tokens/s | tokens per pass | speedup | drafting | target | rest | same text | gap |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in [*result["texts"], *(row for row in others["batches"] if row["batch"] == 64)]:
+    for row in _that_ran([*result["texts"], *(row for row in others["batches"] if row["batch"] == 64)]):
         shares = row["shares"]
         rest = shares["verify"] + shares["rest"]
         gaps = [abs(each["gap"]) for each in row["differences"] if each["gap"] is not None]
@@ -216,7 +220,7 @@ def device_identity() -> str:
     result = load("device-135m-float32")
     lines = ["| drafter | greedy | sampled with a seed |", "|---|---:|---:|"]
     found: dict[str, list[str]] = {}
-    for row in [*result["texts"], *result["heads"]]:
+    for row in _that_ran([*result["texts"], *result["heads"]]):
         if row["drafter"] != "none":
             found.setdefault(row["drafter"], []).append(f"{row['identical']}/{row['answers']}")
     for drafter, cells in found.items():
@@ -231,7 +235,7 @@ def device_heads() -> str:
         "| batch | T | drafter | tokens/s | tokens per pass | speedup | between prompts | drafting | target | rest |",
         "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in sorted(result["heads"], key=lambda row: int(row["batch"])):
+    for row in sorted(_that_ran(result["heads"]), key=lambda row: int(row["batch"])):
         shares = row["shares"]
         rest = shares["verify"] + shares["rest"]
         lines.append(
@@ -298,9 +302,6 @@ def trained_cpu() -> str:
             )
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", footnote(result)])
-
-
-TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 def trained() -> str:

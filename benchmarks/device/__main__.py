@@ -23,6 +23,7 @@ from benchmarks.device.models import Measured, load
 from forerun.bench.provenance import provenance
 from forerun.bench.questions import Question, read_questions
 from forerun.core.params import SamplingParams
+from forerun.engine.prompt_files import read_entries
 
 PARTS = ("passes", "texts", "batches", "seeded", "peers", "heads", "controller", "throughput", "sampled")
 
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     given = parser.parse_args()
     parts, sizes = given.parts.split(","), given.sizes.split(",")
-    names = given.drafters.split(";")
+    names = list(dict.fromkeys(["none", *given.drafters.split(";")]))  # which all others are compared with
     started = time.perf_counter()
     arguments = {name: value for name, value in vars(given).items() if name not in ("data", "json")}
     arguments["trained"] = ";".join(Path(folder).name for folder in given.trained.split(";"))
@@ -64,8 +65,7 @@ def main() -> None:
 
 
 def _training(data: Path, count: int) -> list[str]:
-    lines = (data / "prompts_train.jsonl").read_text().splitlines()[:count]
-    return [json.loads(line)["turns"][0] for line in lines]
+    return [entry.turns[0] for entry in read_entries(data / "prompts_train.jsonl")[:count]]
 
 
 def _of(questions: list[Question], category: str) -> list[Question]:

@@ -41,6 +41,12 @@ def test_a_gain_must_be_clear(gain: float, low: float, texts: int, pays: bool) -
     assert (made.use == "--drafter ngram --drafter-option tokens=4") == pays
 
 
+def test_a_folder_is_used_where_it_lies_and_called_by_its_name() -> None:
+    made = Recommendation(8, [expected("./my heads/mine", 1.2, 1.1)])
+    assert made.use == "--drafter './my heads/mine' --drafter-option tokens=4"
+    assert made.advice.startswith("Use mine tokens=4: ")
+
+
 def test_what_was_measured_has_the_last_word() -> None:
     best, other = expected("suffix", 1.3, 1.2), expected("ngram", 1.2, 1.1)
     for low, high, advised in ((1.1, 1.2, True), (1.01, 1.03, False), (0.95, 1.3, False), (0.87, 0.98, False)):

@@ -96,4 +96,9 @@ def test_commit_and_changes(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a source")
     assert git_state(tmp_path) == {"commit": commit, "dirty": False}
     source.write_text("x = 2\n")
-    assert git_state(tmp_path) == {"commit": commit, "dirty": True}
+    changed = git_state(tmp_path)
+    assert changed is not None
+    assert changed == git_state(tmp_path)
+    assert {**changed, "changes": ""} == {"commit": commit, "dirty": True, "changes": ""}
+    source.write_text("x = 3\n")
+    assert git_state(tmp_path) not in (changed, None)

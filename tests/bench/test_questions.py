@@ -54,7 +54,7 @@ def test_signs_that_only_python_takes_for_the_end_of_a_line(tmp_path: Path) -> N
     ("content", "words"),
     [
         (b'{"turns": ["a"], "category": "overall"}', "line 1 of .* stands for all of them together: rename it"),
-        (b"", "no questions"),
+        (b"", "no prompts"),
         (b"{", "line 1 of .* is not JSON"),
         (b"[1]", "has no turns"),
         (b'{"turns": []}', "has no turns"),

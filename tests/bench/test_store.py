@@ -105,6 +105,7 @@ def test_cells_survive_the_file() -> None:
         ({"threads": 4}, "another threads"),
         ({"torch": "3", "peers": {}}, "another torch, peers"),
         ({"git": {"commit": "d", "dirty": False}}, "another commit"),
+        ({"git": {"commit": "c", "dirty": True, "changes": "1"}}, "another commit or changes of it"),
     ],
 )
 def test_another_run_is_not_gone_on_with(tmp_path: Path, change: dict[str, Any], words: str) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from forerun.certify.statistics import (
     LEAST_EXPECTED,
     fit,
-    holm,
     noncentrality,
     same_source,
     samples_for,
@@ -75,12 +74,6 @@ def test_cells_are_expected_often_enough() -> None:
     assert 2 <= found.cells <= 100 / LEAST_EXPECTED
     assert fit(torch.tensor([9.0, 0.0]), torch.tensor([0.99, 0.01])) is None  # nothing to compare
     assert fit(torch.tensor([50.0, 50.0, 9.0]), torch.tensor([0.5, 0.5, 0.0])) is not None  # what the law forbids
-
-
-def test_holm() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.6, 0.5]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 def texts(generator: torch.Generator, p: Tensor, count: int) -> list[list[int]]:

@@ -90,7 +90,13 @@ def test_mistakes_are_told_before_anything_is_measured(
 
 def test_options_of_a_measurement_need_a_target(run: Terminal, tmp_path: Path) -> None:
     (tmp_path / "m.json").write_text(json.dumps(EXAMPLE))
-    for more in (["--drafters", "ngram"], ["--concurrency", "4"], ["--prompts", "p.txt"]):
+    for more in (
+        ["--drafters", "ngram"],
+        ["--concurrency", "4"],
+        ["--prompts", "p.txt"],
+        ["--limit", "3"],
+        ["--no-check"],
+    ):
         ended = run("plan", str(tmp_path / "m.json"), *more)
         assert ended.code == 1
         assert "name it with --target" in ended.err

@@ -122,6 +122,7 @@ def test_a_used_port_is_told_before_anything_is_loaded(run: Terminal) -> None:
         (["--model", "there-is-no-such-model", "--offline"], "there-is-no-such-model"),
         (["--drafter", "nobody"], "there is no drafter 'nobody'"),
         (["--also", "nobody"], "there is no drafter 'nobody'"),
+        (["--drafter", "ngram", "--also", "elsewhere/ngram"], "elsewhere/ngram"),
         (["--rule", "none-such"], "there is no verification rule 'none-such'"),
         (["--api-key-file", "missing-file"], "cannot open missing-file"),
         (["--host", "no.such.host.invalid"], "there is no address 'no.such.host.invalid'"),

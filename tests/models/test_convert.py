@@ -318,6 +318,15 @@ def test_nothing_appears_after_an_error(fresh: Callable[[Path], AbstractContextM
     assert list((tmp_path / "deep").iterdir()) == []
 
 
+@pytest.mark.parametrize("fresh", [fresh_file, fresh_folder])
+def test_a_full_disk_is_told_with_the_file(
+    fresh: Callable[[Path], AbstractContextManager[Path]], tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match="No space left") as told, fresh(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as of a write, which names no file
+    assert told.value.filename == str(tmp_path / "x")
+
+
 def test_the_tokenizer_comes_along(gguf_file: Path, store: Store) -> None:
     tokenizer = load_tokenizer(take(gguf_file, store))
     ids = tokenizer.apply_chat([{"role": "user", "content": "hello"}])

@@ -236,8 +236,8 @@ class Vllm(_Peer):
             seed=params.seed,
             stop_token_ids=sorted(self.tokenizer.eos),
         )
-        prompts = [{"prompt_token_ids": prompt_tokens(self.tokenizer, talk)} for talk in conversations]
         started = time.perf_counter()
+        prompts = [{"prompt_token_ids": prompt_tokens(self.tokenizer, talk)} for talk in conversations]
         done = self.llm.generate(prompts, settings, use_tqdm=False)
         seconds = time.perf_counter() - started
         answers = []

@@ -114,7 +114,7 @@ class Watch:
             walks = [walk(len(prompt), probe.texts.get(text, []), size) for text, prompt in enumerate(self.prompts)]
             times = {batch: by_size[size] for batch, by_size in drafting.items() if by_size[size]}
             most = probe.natural if size == WHOLE else size
-            own.candidates.append(Candidate(own.drafter, most, own.kind, {**given, **said}, walks, times))
+            own.candidates.append(Candidate(name, most, own.kind, {**given, **said}, walks, times))
 
     def _run(
         self, name: str, given: Mapping[str, str], batch: int, tell: Tell, timed: Sequence[int] | None = None

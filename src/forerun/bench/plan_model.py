@@ -76,8 +76,8 @@ def walk(prompt: int, steps: Sequence[Step], size: int) -> Walk:
 class Candidate:
     """A drafter with drafts of some size."""
 
-    drafter: str
-    """As a user names it, with what stands for its tree."""
+    given: str
+    """As a user names it: a name, or a folder's path."""
     size: int
     """The most tokens that are drafted for a text in a step."""
     kind: str
@@ -87,6 +87,11 @@ class Candidate:
     walks: Sequence[Walk]
     drafting: Mapping[int, list[float]]
     """By texts of a step: seconds that it drafts and learns."""
+
+    @property
+    def drafter(self) -> str:
+        """Its name: where things lie is no part of a result."""
+        return shown(self.given)
 
     @property
     def label(self) -> str:

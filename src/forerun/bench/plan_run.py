@@ -7,6 +7,7 @@ the last word: what it does not confirm is not advised.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,10 +91,10 @@ class Recommendation:
         chosen = self.chosen
         if chosen is None:
             return None
-        options = {key: shown(value) for key, value in chosen.candidate.options.items()}
-        tree = f" --tree {options.pop('tree')}" if "tree" in options else ""
-        more = "".join(f" --drafter-option {key}={value}" for key, value in options.items())
-        return f"--drafter {chosen.candidate.drafter}{tree}{more}"
+        options = dict(chosen.candidate.options)
+        tree = ["--tree", options.pop("tree")] if "tree" in options else []
+        more = [part for key, value in options.items() for part in ("--drafter-option", f"{key}={value}")]
+        return shlex.join(["--drafter", chosen.candidate.given, *tree, *more])
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -150,7 +151,7 @@ class Planner:
 
     @property
     def parts(self) -> int:
-        """So often `tell` is called with another part, for a bar."""
+        """So often `begin` is called, for a bar."""
         return len(self.batches) * (1 + self.checks) + len(self.given)
 
     def run(self, begin: Tell, tell: Tell) -> Plan:

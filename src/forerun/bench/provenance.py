@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -40,7 +41,8 @@ def provenance(arguments: Mapping[str, Any], device: str = "cpu") -> dict[str, A
 
 
 def git_state(root: Path = _ROOT) -> dict[str, Any] | None:
-    """The commit, and whether the sources differ from it; None outside a checkout or without git.
+    """The commit, whether the sources differ from it, and then by what (a digest of the differences); None outside a
+    checkout or without git.
 
     A copy that travelled without its history is told the commit by the variable FORERUN_COMMIT.
     """
@@ -52,7 +54,10 @@ def git_state(root: Path = _ROOT) -> dict[str, Any] | None:
     changes = _output("git", "-C", str(root), "--no-optional-locks", "status", "--porcelain", "--", "src")
     if not commit or changes is None:
         return None
-    return {"commit": commit, "dirty": bool(changes)}
+    if not changes:
+        return {"commit": commit, "dirty": False}
+    said = changes + (_output("git", "-C", str(root), "diff", "HEAD", "--", "src") or "")
+    return {"commit": commit, "dirty": True, "changes": hashlib.sha256(said.encode()).hexdigest()[:16]}
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -20,7 +20,7 @@ FORMAT = 2
 OFTEN = 2.0
 """Seconds between two writings: small cells do not wait for the file each time."""
 SAME = ("forerun", "python", "torch", "cpu", "threads", "device", "peers", "arguments")
-"""What of the provenance must not have changed when a run goes on; the commit neither."""
+"""What of the provenance must not have changed when a run goes on; the sources neither."""
 
 
 @dataclass
@@ -89,8 +89,8 @@ def _refuse_other_runs(path: Path, before: dict[str, Any], provenance: dict[str,
         keys = [key for key in {**before["arguments"], **now} if before["arguments"].get(key) != now.get(key)]
         told = ", ".join(f"{key} {before['arguments'].get(key)!r}, not {now.get(key)!r}" for key in keys)
         raise ValueError(f"{path} was measured with {told}: use the same options, or another file")
-    if (before["git"] or {}).get("commit") != (provenance["git"] or {}).get("commit"):
-        changed.append("commit")
+    if before["git"] != provenance["git"]:
+        changed.append("commit or changes of it")
     if changed:
         raise ValueError(f"{path} was measured with another {', '.join(changed)}: measure again, into another file")
 

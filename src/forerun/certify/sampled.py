@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from forerun.certify.partings import Parting, stray
-from forerun.certify.statistics import Fit, fit, holm, same_source, samples_for, survival, visible_error
+from forerun.certify.statistics import Fit, fit, same_source, samples_for, survival, visible_error
 from forerun.certify.subject import Told, Written, write
 from forerun.certify.target_laws import TargetLaws
 from forerun.core.params import SamplingParams
@@ -152,7 +152,7 @@ def law_tests(
         found["next tokens"] = LawTest(
             len(fits),
             samples,
-            min(1.0, shares * min(holm([each.p_value for each in fits]))),
+            min(1.0, shares * len(fits) * min(each.p_value for each in fits)),
             visible_error(best.samples, best.freedom, own),
             samples_for(ERROR, best.freedom, own),
         )

@@ -87,15 +87,6 @@ def survival(x: float, freedom: int) -> float:
     return float(torch.special.gammaincc(_wide(freedom / 2), _wide(max(0.0, x) / 2)))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction: the smallest times m, the next times m − 1, and never less than one before."""
-    corrected, highest = [1.0] * len(p_values), 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, p_values[place] * (len(p_values) - rank)))
-        corrected[place] = highest
-    return corrected
-
-
 def visible_error(samples: int, freedom: int, level: float) -> float:
     """The total variation from which on a G-test at that level sees an error with a chance of 95%."""
     return min(1.0, math.sqrt(noncentrality(freedom, level) / (4 * samples)))

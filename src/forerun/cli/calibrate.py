@@ -135,17 +135,11 @@ def layer_skip(
 
 
 def _answers(loaded: LoadedModel, tell: Progress) -> list[tuple[list[int], int]]:
-    """What the model says itself, and where it begins to."""
-    from forerun.core.params import SamplingParams
-    from forerun.engine.llm import LLM
+    from forerun.engine.prompts import to_tokens
+    from forerun.train.calibrate import answers
 
     tell("Answering prompts", 0, len(PROMPTS))
-    with LLM(loaded, max_batch=len(PROMPTS), cache_tokens=len(PROMPTS) * 256) as llm:
-        prompts = [llm.tokens(prompt) for prompt in PROMPTS]
-        params = SamplingParams(temperature=0.0, max_tokens=ANSWER)
-        told = llm.generate(prompts, params, progress=lambda done, total: tell("Answering prompts", done, total))
-    pairs = zip(prompts, told, strict=True)
-    return [(prompt + answer.token_ids, len(prompt) - 1) for prompt, answer in pairs]
+    return answers(loaded, [to_tokens(prompt, loaded.tokenizer, chat=None) for prompt in PROMPTS], ANSWER, tell)
 
 
 def _pieces(loaded: LoadedModel, text: str, name: Path | None) -> list[tuple[list[int], int]]:
@@ -161,10 +155,10 @@ def _pieces(loaded: LoadedModel, text: str, name: Path | None) -> list[tuple[lis
 
 
 @contextmanager
-def progress() -> Iterator[Progress]:
+def progress(*, shown: bool = True) -> Iterator[Progress]:
     """A bar on stderr, gone when done; nothing where nobody watches."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bars:
         task = bars.add_task("", total=None)
         yield lambda doing, done, total: bars.update(task, description=doing, completed=done, total=total or None)

@@ -136,7 +136,9 @@ class Talk:
             if isinstance(error, BrokenPipeError):
                 raise
             self.failed = True
-            reason = f"cannot open {error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            reason = str(error)
+            if isinstance(error, OSError) and error.filename is not None:
+                reason = f"cannot open {error.filename}: {error.strerror}"
             self.console.print(Text(" ".join(reason.split()), style="red"), soft_wrap=True)
         return True
 

@@ -7,6 +7,7 @@ bug and keeps its traceback.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -32,6 +33,8 @@ from forerun.cli.rules import rules
 from forerun.cli.serve import serve
 from forerun.cli.simulate import simulate
 from forerun.cli.train import train
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 app = typer.Typer(
     name="forerun",
@@ -110,7 +113,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except OSError as error:
         if error.filename is None:  # not about a file that was named: printing failed
             raise
-        _complain(f"cannot open {error.filename}: {error.strerror or error}")
+        doing = "write" if error.errno in FULL else "open"
+        _complain(f"cannot {doing} {error.filename}: {error.strerror or error}")
         return 1
     except ValueError as error:
         _complain(str(error))

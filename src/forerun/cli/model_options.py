@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -121,20 +121,13 @@ class ModelOptions:
             )
 
     def read_drafter_options(self) -> dict[str, Any]:
-        """Each value in the type of the option's default; what the drafter does not know is left for it to refuse."""
-        from importlib import import_module
-
-        from forerun.drafters.find import names, resolve
-
-        drafter, _ = resolve(self.drafter_name)
+        """As they were written: what they mean is the drafter's business."""
         options: dict[str, Any] = {} if self.draft_model is None else {"model": self.draft_model}
-        known = fields(import_module(f"forerun.drafters.{drafter}").Options) if drafter in names() else ()
-        types = {field.name: type(field.default) for field in known if field.default is not MISSING}
         for pair in self.drafter_option:
             key, equals, value = pair.partition("=")
             if not key or not equals:
                 raise ValueError(f"--drafter-option is {pair!r}: write it as KEY=VALUE")
-            options[key] = parse_value(f"--drafter-option {key}", value, types.get(key, str))
+            options[key] = value
         return options
 
 
@@ -251,7 +244,12 @@ def _flags(group: Any) -> Sequence[inspect.Parameter]:
 def loading(what: str) -> Iterator[Told]:
     """A spinner on stderr, and a bar while bytes are counted; nothing where nobody watches."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"))
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[size]}", markup=False),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None, size="")
 

@@ -20,7 +20,7 @@ from forerun.theory.planner import Recommendation, Setting, at_batch, recommend
 from forerun.trees.optimal import best_shape
 
 HERE, GIVEN = "Measured here", "From measurements in a file"
-CONCURRENCY = "1,8,32"
+CONCURRENCY, MAX_TOKENS = "1,8,32", 48
 
 # Invented, but of the right shape: at batch 1 a pass is bound by memory, so that more rows hardly cost more;
 # at batch 32 it is bound by arithmetic.
@@ -102,7 +102,7 @@ def plan(
     concurrency: Annotated[
         str, typer.Option(help="Texts that are written at once, with commas.", rich_help_panel=HERE)
     ] = CONCURRENCY,
-    max_tokens: Annotated[int, typer.Option(help="The longest answer.", rich_help_panel=HERE)] = 48,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer.", rich_help_panel=HERE)] = MAX_TOKENS,
     temperature: Annotated[
         float, typer.Option(help="0 takes the most likely token, 1 samples.", rich_help_panel=HERE)
     ] = 0.0,
@@ -161,7 +161,9 @@ def plan(
         load = (prompts, concurrency, limit, max_tokens, temperature)
         plan_here(Asked(target, drafters, drafter_option, *load, check, dtype, device, out, as_json))
         return
-    if drafters is not None or drafter_option or prompts is not None or concurrency != CONCURRENCY:
+    named = any(each is not None for each in (drafters, prompts, limit, device)) or bool(drafter_option)
+    usual = (CONCURRENCY, MAX_TOKENS, 0.0, True, "auto")
+    if named or (concurrency, max_tokens, temperature, check, dtype) != usual:
         raise ValueError("there is no model to measure: name it with --target, as in --target smollm2-135m")
     if example:
         typer.echo(json.dumps(EXAMPLE, indent=2))

@@ -134,7 +134,12 @@ def _where(model: LoadedModel) -> str:
 def _progress(parts: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
     """A bar on stderr, gone when done; none where nobody watches."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[doing]}"))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[doing]}", markup=False),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("Planning", total=parts, completed=-1, doing="")
 

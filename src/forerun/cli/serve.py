@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from forerun.cli.model_options import ModelOptions, takes
 
@@ -123,5 +124,5 @@ def serve(
         log_to_stderr(log_level)
         with open_service(loaded, settings) as service, heap_stays():
             where = f"http://{f'[{host}]' if ':' in host else host}:{taken.getsockname()[1]}"
-            console = Console(stderr=True, highlight=False)
-            serve(service, settings, taken, ready=lambda: console.print(f"{settings.name} is served at {where}"))
+            console, said = Console(stderr=True, highlight=False), Text(f"{settings.name} is served at {where}")
+            serve(service, settings, taken, ready=lambda: console.print(said))

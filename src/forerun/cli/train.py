@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from forerun.cli.calibrate import progress
 from forerun.cli.console import output
 from forerun.cli.model_options import loading, takes
 from forerun.cli.train_options import ShapeOptions, TrainOptions
@@ -133,10 +130,10 @@ def train(
     if only_answers:
         target_of(loaded, name)
         if first:
-            with _progress(True) as tell:
+            with progress() as tell:
                 _make_answers(loaded, asked, out, options.asking(), tell, as_json)
         return
-    with joined(place) as processes, _progress(first) as tell:
+    with joined(place) as processes, progress(shown=first) as tell:
         run = Run(loaded, name, asked, settings, processes, beside or (), begin)
         if dry_run:
             tell("Trying a small part", 0, 0)
@@ -246,13 +243,3 @@ def _print_backbone(out: Path, made: dict[str, Any]) -> None:
         f"for it: --model {folder} --drafter {out}"
     )
     output().print(Text.assemble((str(folder), "bold yellow"), line), soft_wrap=True)
-
-
-@contextmanager
-def _progress(shown: bool) -> Iterator[Told]:
-    """A bar on stderr, gone when done; nothing where nobody watches."""
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bars:
-        task = bars.add_task("", total=None)
-        yield lambda doing, done, total: bars.update(task, description=doing, completed=done, total=total or None)

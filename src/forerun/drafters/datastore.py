@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.models.checkpoint import Progress
+from forerun.models.store import naming
 
 MAGIC = b"FORERUN\n"
 VERSION = 1
@@ -250,7 +251,7 @@ def _replace(path: Path, header: Header, tokens: Numbers, suffixes: Numbers) -> 
     """Beside the file, then renamed: a reader sees the old store or the new one."""
     part = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with part.open("xb") as file:
+        with naming(path), part.open("xb") as file:
             _write(file, header, tokens, suffixes)
             file.flush()
             os.fsync(file.fileno())

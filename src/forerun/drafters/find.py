@@ -120,8 +120,8 @@ def _read(key: str, value: Any, kind: Any) -> Any:
     is; everything else as it was."""
     if kind is str and not isinstance(value, str):
         raise ValueError(f"the drafter option {key} is {value!r}: give it as a text, in quotes")
-    if kind is bool and value in ("true", "false"):
-        return value == "true"
+    if kind is bool and isinstance(value, str) and value.lower() in {"true", "false"}:
+        return value.lower() == "true"
     if not isinstance(value, str) or kind not in (int, float):
         return value
     try:

@@ -28,8 +28,6 @@ from forerun.drafters.none import roots_only
 from forerun.drafters.tree_spec import MAX_NODES, MAX_WIDTH, TreeSpec
 from forerun.trees.static import greedy
 
-Integers = NDArray[np.int64]
-
 ACCEPTANCE = (
     (0.35, 0.11, 0.062, 0.04, 0.02, 0.014, 0.012, 0.009),
     (0.35, 0.115, 0.05, 0.03, 0.015),

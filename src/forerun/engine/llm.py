@@ -28,6 +28,7 @@ from forerun.engine.request import DraftOptions, Request
 from forerun.engine.runner import Handle, Runner
 from forerun.engine.statistics import Statistics
 from forerun.models.checkpoint import Progress
+from forerun.models.store import naming
 from forerun.verify.rule import all_rules
 
 Counted = Callable[[int, int], None]
@@ -272,8 +273,13 @@ class LLM:
 
 @contextmanager
 def _trace_to(path: Path) -> Iterator[Callable[[StepRecord], None]]:
-    with path.open("w", encoding="utf-8") as file:
-        yield lambda record: print(record.as_json(), file=file)
+    with naming(path), path.open("w", encoding="utf-8") as file:
+
+        def write(record: StepRecord) -> None:
+            with naming(path):
+                print(record.as_json(), file=file)
+
+        yield write
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,6 @@ class Segment:
 class Group:
     """Segments that attend together, padded to N rows and L keys."""
 
-    members: tuple[int, ...]
     rows: Tensor | None  # [G, N] places in the packed rows, R for padding; None if the rows are all rows in their order
     shape: tuple[int, int]  # G, N
     keys: Tensor  # [G, L] slots: context, then own rows; slot 0 for padding
@@ -284,7 +283,7 @@ def _group(segments: Sequence[Segment], members: tuple[int, ...], starts: list[i
             rows[g, :count] = torch.arange(starts[index], starts[index] + count, device=device)
     distance = positions[:, :, None] - key_positions[:, None, :]
     run = chosen[0].run if size == 1 else None
-    return Group(members, rows, (size, height), keys, visible, distance, run)
+    return Group(rows, (size, height), keys, visible, distance, run)
 
 
 @dataclass(frozen=True)

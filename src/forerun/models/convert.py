@@ -76,7 +76,7 @@ def _convert(
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _no_space(folder.parent) from None
-        if error.filename is None:  # a write, such as one beyond the largest file that is allowed
+        if error.filename == str(folder):  # a write, such as one beyond the largest file that is allowed
             fix = "set FORERUN_CACHE to another folder"
             raise ValueError(f"cannot write in {folder.parent} ({error.strerror or error}): {fix}") from None
         raise

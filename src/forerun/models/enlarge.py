@@ -87,7 +87,7 @@ def enlarge(
     """A model of the shape `like` that computes what `model` does, built where it will run; by default in the type and
     on the device of `model`, which must not have run yet, since a first pass may repack its weights. A model in float32
     is rounded to `dtype` once, after scaling."""
-    if getattr(model, "prepared", getattr(model, "fused", False)):
+    if model.prepared:
         raise ValueError("this model has run, and its weights may be packed for that: load it again, and enlarge that")
     weights = model.state_dict()
     for name, shape in expected_shapes(model.config).items():

@@ -188,9 +188,20 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of writing names the file: the system does so where a file is opened, not where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextmanager
 def fresh_file(path: Path) -> Iterator[Path]:
     """A place to write a file that appears as `path` once it is whole."""
-    with workplace(path.parent) as folder:
+    with naming(path), workplace(path.parent) as folder:
         part = folder / path.name
         yield part
         _flush(part)
@@ -201,7 +212,7 @@ def fresh_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that appears as `path` once it is whole. If another process was quicker, its result stays."""
-    with workplace(path.parent) as part:
+    with naming(path), workplace(path.parent) as part:
         yield part
         for file in part.iterdir():
             _flush(file)

@@ -42,7 +42,6 @@ class Gate:
     def __init__(self, places: int, queue: int) -> None:
         self.places, self.queue = places, queue
         self.inside = 0
-        self.draining = False
         self._seconds = 1.0
         """What a text takes, lately."""
 

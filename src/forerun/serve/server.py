@@ -67,8 +67,12 @@ class Settings:
     def check(self) -> None:
         """Without a model, so that a typing mistake is told before one is loaded."""
         read_options(self.drafter, self.drafter_options)
-        for name in self.also:
+        others = [name for name in dict.fromkeys(self.also) if name not in {self.drafter, PLAIN}]
+        for name in others:
             read_options(name)
+        called = [shown_name(name) for name in (self.drafter, *others)]
+        if twice := {name for name in called if called.count(name) > 1}:
+            raise ValueError(f"two drafters would be called {', '.join(sorted(twice))}: rename a folder")
         if self.rule is not None and self.rule not in all_rules():
             raise ValueError(f"there is no verification rule {self.rule!r}: use one of {', '.join(all_rules())}")
 

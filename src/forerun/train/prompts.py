@@ -1,4 +1,4 @@
-"""Prompts to train with: JSON lines with `turns`, or plain text with a prompt on each line."""
+"""Prompts to train with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from forerun.engine.prompt_files import read_entries
 
 
 @dataclass(frozen=True)
@@ -25,36 +26,16 @@ class Prompt:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """JSON if the file begins with a brace. In plain text empty lines are skipped."""
-    try:
-        # Not `splitlines`: a prompt may have characters that Python takes for the end of a line, and JSON does not.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text in UTF-8: name a file of JSON lines or of plain text") from None
-    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not numbered:
-        raise ValueError(f"{path} has no prompts: give JSON lines with turns, or plain text with one on each line")
-    if not numbered[0][1].lstrip().startswith("{"):
-        return [Prompt(f"line {number}", (line.strip(),)) for number, line in numbered]
-    prompts = [_read(line, f"line {number} of {path}", number) for number, line in numbered]
+    prompts = [
+        Prompt(f"line {entry.line}" if entry.name is None else entry.name, entry.turns, entry.category or "")
+        for entry in read_entries(path)
+    ]
     known: set[str] = set()
     for prompt in prompts:
         if prompt.id in known:
             raise ValueError(f"{path} has two prompts with the id {prompt.id!r}: give each its own, or none an id")
         known.add(prompt.id)
     return prompts
-
-
-def _read(line: str, where: str, number: int) -> Prompt:
-    try:
-        entry: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON ({error.msg}): each line must be one object") from None
-    turns = entry.get("turns") if isinstance(entry, dict) else None
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise ValueError(f"{where} has no turns: each line needs a list of texts under 'turns'")
-    number_or_name = entry.get("id", entry.get("question_id", f"line {number}"))
-    return Prompt(str(number_or_name), tuple(turns), str(entry.get("category", "")))
 
 
 def read_emphasis(given: str) -> dict[str, int]:
