@@ -102,7 +102,7 @@ class DraftTree:
                 nodes = torch.arange(tokens.shape[1], device=tokens.device)
                 q_rows = nodes[None, :, None].expand_as(children)
             if check:
-                tree_checks.refuse_bad_draws(tokens, parents, children, q, q_rows, drawing)
+                tree_checks.refuse_bad_draws(tokens, children, q, q_rows, drawing)
             q_rows = tree_checks.or_first(q_rows, children >= 0)
         elif q is not None or q_rows is not None:
             raise ValueError("a fixed tree has no q: its tokens were not sampled")

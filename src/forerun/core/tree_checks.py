@@ -41,9 +41,7 @@ def refuse_bad_children(parents: Tensor, children: Tensor) -> None:
         raise ValueError("children lists the draws of a node from the left, without gaps")
 
 
-def refuse_bad_draws(
-    tokens: Tensor, parents: Tensor, children: Tensor, q: Tensor, q_rows: Tensor, drawing: Drawing
-) -> None:
+def refuse_bad_draws(tokens: Tensor, children: Tensor, q: Tensor, q_rows: Tensor, drawing: Drawing) -> None:
     if q.dim() != 3 or q.shape[0] != tokens.shape[0]:
         raise ValueError(f"q {tuple(q.shape)} does not fit {tokens.shape[0]} sequences: it must be [B, R, V]")
     if q_rows.shape != children.shape:

@@ -51,18 +51,18 @@ class Scheduler:
         max_beside: int | None = None,
         prompts_alone: bool = False,
         controller: Controller | None = None,
-        reuse: bool = False,
     ) -> None:
         """Nothing is drafted in a step of more than `max_drafting` texts, nor where the rows of prompts that it reads,
         times texts, are more than `max_beside`: where a pass takes as long as its rows, all that are no drafts give
         more. With `prompts_alone`, while texts are read those that are read wait: where plain decoding goes in long
-        runs, a step that does both for hundreds of texts takes longer than the two apart. With `reuse`, what a text
-        leaves in the cache is there for the next one that begins alike, until its room is needed."""
+        runs, a step that does both for hundreds of texts takes longer than the two apart."""
         self.cache = cache
-        self.prompts_alone, self.controller, self.reuse = prompts_alone, controller, reuse
+        self.prompts_alone, self.controller = prompts_alone, controller
         self.max_drafting = max_batch if max_drafting is None else max_drafting
         self.max_beside = math.inf if max_beside is None else max_beside
         self.max_batch, self.max_rows, self.max_nodes = max_batch, max_rows, max_nodes
+        self.reuse = False
+        """Whether what a text leaves in the cache serves the next one that begins alike, until its room is needed."""
         self.resume: Callable[[Sequence, int], int] | None = None
         """What a drafter says who has to have seen all that the target does not compute again: `Resumes`."""
         self.reused = 0

@@ -190,13 +190,12 @@ def new_head(
     ids: Tensor | None = None,
     inner: int | None = None,
     heads: int | None = None,
-    taps: tuple[int, ...] | None = None,
     seed: int = 0,
 ) -> FeatureHead:
     """A head to be trained, in float32. Its layer begins as the target's last where the sizes agree; what brings token
     and state together begins by handing the state on. `heads` of attention have each their own keys."""
     config = head_config(method, target.config, ids, inner, None if heads is None else (heads, heads))
-    head = FeatureHead(method, config, target, ids, taps)
+    head = FeatureHead(method, config, target, ids)
     generator = torch.Generator().manual_seed(seed)
     theirs = dict(target.named_parameters())
     last = f"model.layers.{len(target.config.layers) - 1}."
