@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import shutil
-import struct
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from forerun.models.checkpoint import WEIGHTS, Progress, raw_bytes
+from forerun.models.folders import safetensors_header, write_json
 from forerun.models.gguf_config import Target, hf_config, read_target, targets
 from forerun.models.gguf_file import GGUFFile
 from forerun.models.gguf_tokenizer import tokenizer_from_gguf
@@ -26,8 +24,6 @@ from forerun.models.store import MANIFEST, Conversion, Store, file_entry, fresh_
 
 CONVERTER = 1
 """Raised whenever the same GGUF file would give another folder."""
-
-_SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def converted(
@@ -62,7 +58,7 @@ def _convert(
             _check_space(part, shapes, dtype)
             weights = part / WEIGHTS
             digest = _write_weights(file, chosen, shapes, dtype, weights, progress)
-            _write_json(part / "config.json", hf)
+            write_json(part / "config.json", hf)
             tokenizer.save_pretrained(part)
             others = sorted(path for path in part.iterdir() if path != weights)
             manifest = {
@@ -72,7 +68,7 @@ def _convert(
                 "converter": CONVERTER,
                 "files": {WEIGHTS: file_entry(weights, digest), **{path.name: file_entry(path) for path in others}},
             }
-            _write_json(part / MANIFEST, manifest)
+            write_json(part / MANIFEST, manifest)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _no_space(folder.parent) from None
@@ -80,10 +76,6 @@ def _convert(
             fix = "set FORERUN_CACHE to another folder"
             raise ValueError(f"cannot write in {folder.parent} ({error.strerror or error}): {fix}") from None
         raise
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
 
 
 def _check_space(part: Path, shapes: dict[str, Shape], dtype: torch.dtype) -> None:
@@ -111,19 +103,12 @@ def _write_weights(
     sources: dict[str, list[str]] = {}
     for name, target in chosen.items():
         sources.setdefault(target.place.name, []).append(name)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
-        header[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    digest = hashlib.sha256()
+    header = safetensors_header(shapes, dtype)
+    total = sum(torch.Size(shape).numel() for shape in shapes.values()) * dtype.itemsize
+    digest = hashlib.sha256(header)
     done = 0
     with path.open("xb") as out:
-        for chunk in (struct.pack("<Q", len(text)), text):
-            out.write(chunk)
-            digest.update(chunk)
+        out.write(header)
         for name, shape in shapes.items():
             whole = torch.empty(shape, dtype=dtype)
             for source in sources[name]:
@@ -133,5 +118,5 @@ def _write_weights(
             digest.update(content)
             done += len(content)
             if progress is not None:
-                progress("Converting", done, end)
+                progress("Converting", done, total)
     return digest.hexdigest()

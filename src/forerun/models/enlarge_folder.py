@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import math
 import os
 import shutil
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +23,8 @@ from torch import Tensor
 from forerun.models.checkpoint import INDEX, WEIGHTS, Progress, load_tensors, raw_bytes, read_config
 from forerun.models.config import ModelConfig
 from forerun.models.enlarge import SHAPES, Shape, enlarged_config, enlarged_tensors
+from forerun.models.folders import copy_tokenizer, safetensors_header, write_json
 from forerun.models.hf_config import config_from_hf
-from forerun.models.hub import WANTED
 from forerun.models.load import Source
 from forerun.models.names import expected_shapes
 from forerun.models.precision import dtype_name
@@ -37,9 +35,7 @@ SHARD = 4 * 10**9
 MARGIN = 1 << 26
 """Bytes for what is in the folder besides weights."""
 
-_SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _MARK = "unfinished"
-_OWN = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
 @dataclass(frozen=True)
@@ -85,8 +81,8 @@ def enlarge_folder(
             weights = load_tensors(source.folder, source.config, torch.float32, progress=progress)
             tensors = enlarged_tensors(weights, source.config, wide, seed=seed, dtype=dtype, device="cpu")
             _write_shards(part, tensors, shapes, dtype, progress)
-            _write_json(part / "config.json", hf)
-            _copy_others(source.folder, part)
+            write_json(part / "config.json", hf)
+            copy_tokenizer(source.folder, part)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _no_space(out, count * dtype.itemsize) from None
@@ -166,18 +162,6 @@ def _hf_config(source: Source, wide: ModelConfig, dtype: torch.dtype, seed: int)
     return hf
 
 
-def _copy_others(folder: Path, part: Path) -> None:
-    """The tokenizer, and how to end a text."""
-    own = {path for pattern in _OWN for path in folder.glob(pattern)}
-    for file in {path for pattern in WANTED for path in folder.glob(pattern)} - own:
-        if file.is_file():
-            shutil.copyfile(file, part / file.name)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
-
-
 # --- weights --------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +185,7 @@ def _write_shards(
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         weight_map |= dict.fromkeys(names, file)
         with (folder / file).open("xb") as out:
-            out.write(_header({name: shapes[name] for name in names}, dtype))
+            out.write(safetensors_header({name: shapes[name] for name in names}, dtype))
             for name in names:
                 made, tensor = next(tensors)
                 assert made == name, "tensors come in their order"
@@ -212,16 +196,4 @@ def _write_shards(
             out.flush()
             os.fsync(out.fileno())
     if len(shards) > 1:
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
-    """Its length in 8 bytes, then JSON, padded so that tensors lie at multiples of 64."""
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        table[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    return struct.pack("<Q", len(text)) + text
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})

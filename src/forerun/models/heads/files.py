@@ -10,7 +10,6 @@ how it was trained and what was measured since.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from forerun.models.checkpoint import WEIGHTS, read_header
 from forerun.models.fields import read_json
+from forerun.models.folders import write_json
 from forerun.models.store import MANIFEST, fresh_file, fresh_folder
 
 SCALE = ".scale"
@@ -108,15 +108,15 @@ def write_head(out: Path, head: HeadFolder, *, bits: int = 16) -> None:
     tensors = reduced(head.tensors, bits) if few else {name: _half(tensor) for name, tensor in head.tensors.items()}
     with fresh_folder(out) as part:
         (part / WEIGHTS).write_bytes(save({name: t.contiguous() for name, t in tensors.items()}, {"format": "pt"}))
-        _write_json(part / "config.json", head.config)
-        _write_json(part / MANIFEST, {"method": head.method, **head.manifest})
+        write_json(part / "config.json", head.config)
+        write_json(part / MANIFEST, {"method": head.method, **head.manifest})
 
 
 def update_manifest(folder: Path, **entries: Any) -> None:
     """Add what was measured since."""
     content = read_json(folder / MANIFEST) | entries
     with fresh_file(folder / MANIFEST) as part:
-        part.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        write_json(part, content)
 
 
 def reduced(tensors: Mapping[str, Tensor], bits: int = 8) -> dict[str, Tensor]:
@@ -210,7 +210,3 @@ def _half(tensor: Tensor) -> Tensor:
         return tensor.to(torch.bfloat16)
     whole = tensor.to(torch.int32)
     return whole if torch.equal(whole.to(tensor.dtype), tensor) else tensor
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", "utf-8")
