@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.short_model import first_layers
-from forerun.bench.provenance import provenance
+from forerun.bench.provenance import git_state, provenance
 from forerun.core.law import LawSettings, law
 from forerun.core.params import SamplingParams
 from forerun.drafters import datastore
@@ -347,7 +347,10 @@ def main() -> None:
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")
     batches = [int(batch) for batch in arguments.batches.split(",")]
-    result: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    whole = arguments.drafters is None and set(parts) >= set(PARTS)
+    result: dict[str, Any] = {} if whole or not arguments.out.exists() else json.loads(arguments.out.read_text())
+    if result and result["provenance"]["git"] != git_state():
+        sys.exit(f"{arguments.out} is from other sources, which one line of provenance cannot say: name another --out")
     full = Bench.load(torch.float32)
     half = Bench.load(torch.bfloat16)
     tokenizer = load_tokenizer(full.source)

@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 
 from forerun.bench.provenance import git_state, provenance
+from forerun.engine.loaded import find_device
 
 DRAFTERS = ("none", "ngram", "suffix", "recycling", "lookahead")
 WORDS = ("the", "a", "river", "runs", "to", "sea", "and", "one", "two", "three", "cat", "dog", "says", "hello", "again")
@@ -274,7 +275,7 @@ def keep(told: dict[str, Any], options: argparse.Namespace) -> None:
         return
     asked = {key: value for key, value in vars(options).items() if key not in {"out", "model"}}
     model = {"model": Path(options.model).name}
-    result = {"provenance": provenance({**model, **asked}), "result": told}
+    result = {"provenance": provenance({**model, **asked}, str(find_device(None))), "result": told}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

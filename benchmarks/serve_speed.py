@@ -27,6 +27,7 @@ from typing import Any
 import httpx
 
 from forerun.bench.provenance import provenance
+from forerun.engine.loaded import find_device
 
 TASKS = (
     "Write a short story about {}.",
@@ -148,7 +149,8 @@ def main() -> None:
             process.terminate()
             process.wait(60)
     asked = {key: value for key, value in vars(options).items() if key not in {"out", "model"}}
-    result = {"rows": rows, "provenance": provenance(asked, options.device or "cpu")}
+    model = {"model": Path(options.model).name}
+    result = {"rows": rows, "provenance": provenance({**model, **asked}, str(find_device(options.device)))}
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(rows))
