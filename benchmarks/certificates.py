@@ -78,9 +78,17 @@ def certify(drafter: str) -> int:
 
 def table(folder: Path = FOLDER) -> str:
     """A line for each certificate: what was compared, the smallest p-value of all tests of the law, and by what p-value
-    they see a broken rule, where they see it worst."""
+    they see a broken rule, where they see it worst; and those that do not see it at some temperature."""
     seen = "an error that would be seen"
-    columns = ("greedy", "seeded", "law, smallest p", f"{seen}, of all places", f"{seen}, of one", "broken rule, p")
+    columns = (
+        "greedy",
+        "seeded",
+        "law, smallest p",
+        f"{seen}, of all places",
+        f"{seen}, of one",
+        "broken rule, p",
+        "not seen by",
+    )
     lines = ["| drafter | verdict | " + " | ".join(columns) + " |", "|---|---|" + "---:|" * len(columns)]
     files = sorted(folder.glob("*.json"))
     if not files:
@@ -108,6 +116,7 @@ def _cells(found: dict[str, Any]) -> list[str]:
         f"{max(visible):.1%}" if visible else "",
         f"{max(at_one):.0%}" if at_one else "",
         _briefly(max(map(min, controls.values()))) if controls else "",
+        ", ".join(dict.fromkeys(each["test"] for each in findings if each["control_failed"] is False)),
     ]
 
 
