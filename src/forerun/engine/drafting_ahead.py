@@ -27,8 +27,9 @@ from forerun.drafters.host_growth import plain_laws
 from forerun.drafters.rounds import Choose, Rounds, RoundsOf
 from forerun.drafters.trained import FeatureDrafter
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.engine.judge import Decision, takes_the_likeliest
+from forerun.engine.judge import LIKELIEST, Decision, one_way, takes_the_likeliest
 from forerun.engine.laws import SettingsMemo
+from forerun.engine.request import Job
 from forerun.engine.scheduler import Turn
 from forerun.engine.statistics import Clock
 from forerun.models.cache import KVCache
@@ -75,7 +76,7 @@ class DraftingAhead:
         spec, sequences = self._spec(turns), [turn.job.sequence for turn in turns]
         if spec is None or not self.target.writes_ahead or not plain_laws(sequences):
             return None
-        way = _way(turns)
+        way = one_way(_way(turn.job) for turn in turns)
         if way is None:
             return None
         taken, reach = 1 + spec.depth, min(self.target.context_length, self.head.model.context_length)
@@ -130,20 +131,11 @@ class DraftingAhead:
                 self.rounds.of(spec, texts, (1, 1), raced, self.drafter.tau)
 
 
-LIKELIEST = "likeliest"
-
-
-def _way(turns: Many[Turn]) -> str | None:
-    """The one way in which all draw their tokens; None where it takes more than logits and noise."""
-    found = set()
-    for turn in turns:
-        job = turn.job
-        if job.walk is not None or job.sequence.params.logprobs is not None or job.rule.choose is None:
-            return None
-        found.add(LIKELIEST if takes_the_likeliest(job) else job.rule.name)
-    if len(found) > 1:
-        found.discard(LIKELIEST)  # where some take the likeliest, the others' way is theirs too
-    return found.pop() if len(found) == 1 else None
+def _way(job: Job) -> str | None:
+    """The rule that tells a node's token from logits and noise alone; None where it takes more."""
+    if job.walk is not None or job.sequence.params.logprobs is not None or job.rule.choose is None:
+        return None
+    return LIKELIEST if takes_the_likeliest(job) else job.rule.name
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +81,19 @@ def takes_the_likeliest(job: Job) -> bool:
     params = job.sequence.params
     plain = not params.penalises and not params.logit_bias and params.grammar is None
     return job.rule.name == "greedy" and plain
+
+
+LIKELIEST = "likeliest"
+"""The way in which those draw who take the likeliest token."""
+
+
+def one_way(ways: Iterable[str | None]) -> str | None:
+    """The one way in which all draw their tokens: where some take the likeliest, the others' way is theirs too, since
+    their law has no other token. None where there is no such way, or somebody has none."""
+    found = set(ways)
+    if len(found) > 1:
+        found.discard(LIKELIEST)
+    return found.pop() if len(found) == 1 else None
 
 
 def _likeliest(output: Output) -> Tensor:

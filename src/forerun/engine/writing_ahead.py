@@ -18,7 +18,7 @@ from forerun.core.noise import StepNoise
 from forerun.core.transfer import to_device
 from forerun.drafters.drafter import Checked, Drafter, Observation, StepStates
 from forerun.drafters.none import NoDrafter
-from forerun.engine.judge import takes_the_likeliest, without_drafts
+from forerun.engine.judge import LIKELIEST, one_way, takes_the_likeliest, without_drafts
 from forerun.engine.laws import SettingsMemo
 from forerun.engine.request import Job
 from forerun.engine.scheduler import Turn
@@ -38,7 +38,7 @@ def run_length(turns: Many[Turn], target: TargetModel, drafter: Drafter, cache: 
         return 1
     if not isinstance(drafter, NoDrafter) and any(turn.budget is not None and turn.budget.nodes for turn in turns):
         return 1
-    if _ways([turn.job for turn in turns]) is None:
+    if one_way(_way(turn.job) for turn in turns) is None:
         return 1
     sequences = [turn.job.sequence for turn in turns]
     length = min(most, MOST_AHEAD, max(sequence.remaining for sequence in sequences))
@@ -92,18 +92,6 @@ def observations(turns: Many[Turn], given: Many[list[int]], written: Written, co
     return found
 
 
-LIKELIEST = "likeliest"
-
-
-def _ways(jobs: Many[Job]) -> str | None:
-    """The one way in which all draw their tokens: where some take the likeliest, the others' way is theirs too, since
-    their law has no other token."""
-    found = {_way(job) for job in jobs}
-    if len(found) > 1:
-        found.discard(LIKELIEST)
-    return None if len(found) > 1 else found.pop()
-
-
 def _way(job: Job) -> str | None:
     """The rule that draws a token from logits and noise alone; None where it takes more."""
     params = job.sequence.params
@@ -118,7 +106,7 @@ def _way(job: Job) -> str | None:
 
 
 def _choose(jobs: list[Job], target: TargetModel, settings: SettingsMemo) -> Choose | None:
-    way = _ways(jobs)
+    way = one_way(map(_way, jobs))
     if way is None or way == LIKELIEST:
         return None
     device = target.device
