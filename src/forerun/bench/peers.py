@@ -214,9 +214,7 @@ class Transformers(_Peer):
 
     def _count(self, module: Any, inputs: Any, output: Any) -> None:
         if not self._ends and self.model.device.type == "cuda":
-            torch.cuda.synchronize(
-                self.model.device
-            )  # the first token is there when it is computed, not when asked for
+            torch.cuda.synchronize(self.model.device)  # it is there when it is computed, not when asked for
         self._ends.append(time.perf_counter())
 
 
