@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 from rich.text import Text
 
-from forerun.cli.console import output
+from forerun.cli.console import output, working
 from forerun.cli.input import read_text
 from forerun.cli.model_options import loading
 
@@ -97,7 +92,7 @@ def layer_skip(
         raise ValueError(
             f"{model} runs through an adapter, which cannot skip layers: choose another drafter, such as ngram"
         )
-    with progress() as tell:
+    with working() as tell:
         texts = _answers(loaded, tell) if given is None else _pieces(loaded, given, text)
         choice = search(loaded.target, texts, tell)
     count = len(loaded.target.config.layers)
@@ -152,13 +147,3 @@ def _pieces(loaded: LoadedModel, text: str, name: Path | None) -> list[tuple[lis
     chosen = [starts[len(starts) * part // count] for part in range(count)]
     pieces = [tokens[start : start + size] for start in chosen]
     return [(piece, PREFACE) for piece in pieces if len(piece) > 2 * PREFACE]
-
-
-@contextmanager
-def progress(*, shown: bool = True) -> Iterator[Progress]:
-    """A bar on stderr, gone when done; nothing where nobody watches."""
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bars:
-        task = bars.add_task("", total=None)
-        yield lambda doing, done, total: bars.update(task, description=doing, completed=done, total=total or None)

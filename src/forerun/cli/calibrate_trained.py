@@ -11,9 +11,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forerun.cli.calibrate import PROMPTS, progress
+from forerun.cli.calibrate import PROMPTS
 from forerun.cli.confidence_picture import draw_confidence, way_of_choosing
-from forerun.cli.console import output
+from forerun.cli.console import output, working
 from forerun.cli.files import check_writable, write_whole
 from forerun.cli.model_options import loading
 from forerun.theory.plot import picture_format
@@ -80,7 +80,7 @@ def trained(
     fitting = [own for own in tokens if len(own) < room]
     if not fitting:
         raise ValueError("the prompts are all too long to be answered: give some shorter ones")
-    with progress() as tell:
+    with working() as tell:
         found = find_out(
             loaded,
             method,

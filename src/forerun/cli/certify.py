@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.bench.cases import shown
-from forerun.cli.calibrate import progress
-from forerun.cli.console import output, print_whole
+from forerun.cli.console import output, print_whole, working
 from forerun.cli.files import check_writable, write_whole
 from forerun.cli.model_options import ModelOptions, loading, takes
 from forerun.cli.simulate import parse_list
@@ -225,7 +224,7 @@ def _certify(
     original = None if other is None else other.target
     controller = Controller() if adaptive else None
     certified = subject.Subject(target, drafter, rule=model.rule, slots=slots, original=original, controller=controller)
-    with progress() as told:
+    with working() as told:
         found = certificate.certify(certified, tokens, plan, told)
     rules = {f"{params.temperature:g}": certified.rule_for(params).name for params in plan.settings}
     return found, dtype_name(target.new_storage(16).keys[0].dtype), rules

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
-from rich.progress import Progress
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 NARROWEST = 80
@@ -36,3 +36,13 @@ def progress(rounds: int) -> Iterator[Callable[[int], None]]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("Simulating", total=rounds)
         yield lambda done: bar.update(task, advance=done)
+
+
+@contextmanager
+def working(*, shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """The same for work that says what it does, how much of it is done, and of how much."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda doing, done, total: bar.update(task, description=doing, completed=done, total=total or None)

@@ -13,8 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forerun.cli.calibrate import progress
-from forerun.cli.console import output
+from forerun.cli.console import output, working
 from forerun.cli.model_options import loading, takes
 from forerun.cli.train_options import ShapeOptions, TrainOptions
 
@@ -130,10 +129,10 @@ def train(
     if only_answers:
         target_of(loaded, name)
         if first:
-            with progress() as tell:
+            with working() as tell:
                 _make_answers(loaded, asked, out, options.asking(), tell, as_json)
         return
-    with joined(place) as processes, progress(shown=first) as tell:
+    with joined(place) as processes, working(shown=first) as tell:
         run = Run(loaded, name, asked, settings, processes, beside or (), begin)
         if dry_run:
             tell("Trying a small part", 0, 0)
