@@ -43,7 +43,7 @@ TREES = {
 UNTRAINED = ("ngram", "suffix", "recycling", "lookahead", "combine", "layer_skip")
 GROWING = ("eagle3", "eagle", "mtp")
 """Trained drafters that have no tree for an accelerator in their folders."""
-WHOLE_TOO = ("ngram", "suffix", "recycling", "lookahead", "combine", *GROWING)
+WHOLE_TOO = ("ngram", "suffix", "recycling", "lookahead", "combine", *GROWING, "medusa", "blockwise", "parallel")
 AT_A_TIME = 7
 ADAPTIVE = ", adaptive"
 AGAIN = "none, again"

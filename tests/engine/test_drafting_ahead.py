@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from forerun.core.params import SamplingParams
+from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters import head_ahead
 from forerun.drafters.device_growth import DeviceGrowth
@@ -19,15 +20,18 @@ from forerun.drafters.head_ahead import HeadAhead
 from forerun.drafters.none import NoDrafter
 from forerun.drafters.recycling import Options, Recycling
 from forerun.drafters.rounds import Rounds
-from forerun.drafters.trained import FeatureDrafter
+from forerun.drafters.side_growth import SideGrowth
+from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.controller import Controller
 from forerun.engine.drafting_ahead import DraftingAhead
 from forerun.engine.engine import Engine
 from forerun.engine.request import DraftOptions, Request, Update
+from forerun.models.heads.side_heads import SideHeads
 from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
 from tests.drafters.models import paths_of
+from tests.drafters.test_heads import shaken
 from tests.models.test_feature_head import head_of, target_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,6 +46,15 @@ def target() -> Transformer:
     if DEVICE.type == "cpu":
         made.static = StaticPass(made)
     return made
+
+
+SIDE = ("medusa", "blockwise")
+
+
+def side_drafter(model: Transformer, method: str, tree: str = "dynamic:3,3,12") -> SideDrafter:
+    heads = shaken(method, model, torch.arange(0, 128, 2))
+    assert isinstance(heads, SideHeads)
+    return SideDrafter(heads, TreeSpec.parse(tree), 128)
 
 
 def drafter(
@@ -191,6 +204,83 @@ def test_texts_drafts_and_figures_are_those_of_single_steps(
         assert abs(together.target_passes - apart.target_passes) <= 1
         pairs = zip(together.offered_by_depth, apart.offered_by_depth, strict=False)
         assert all(abs(one - other) <= 1 for one, other in pairs)
+
+
+class SideForesight:
+    """As `Foresight`, for heads that guess from one state. What single steps draft is grown on the host, so it is told
+    by paths."""
+
+    def __init__(self, requests: list[Request], texts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.whole = {each.params.seed: [*each.prompt, *text] for each, text in zip(requests, texts, strict=True)}
+        self.drafted: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+        self.checked = 0
+        launch, draft = SideGrowth._launch, SideDrafter.draft
+
+        def launched(growth: SideGrowth) -> DraftTree:
+            tree = launch(growth)
+            tokens = tree.tokens.clone()
+            places = zip(growth.told["seeds"].tolist(), growth.told["positions"].tolist(), strict=True)
+            for text, (seed, position) in enumerate(places):
+                if seed in self.whole:
+                    if growth.told["depths"][text] >= growth.spec.depth:
+                        self.drafted[seed, position] = set(paths_of(tree, text))
+                    self._foresee(tokens[text], tree.parents[text].tolist(), seed, position)
+            return replace(tree, tokens=tokens)
+
+        def on_host(own: SideDrafter, sequences: list[Sequence], budgets: list[Budget]) -> DraftTree:
+            tree = draft(own, sequences, budgets)
+            tokens = tree.tokens.clone()
+            for text, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
+                there = self.drafted.get((sequence.seed, sequence.position))
+                if there is not None and budget.nodes >= own.spec.size and budget.depth >= own.spec.depth:
+                    assert set(paths_of(tree, text)) == there
+                    self.checked += 1
+                self._foresee(tokens[text], tree.parents[text].tolist(), sequence.seed, sequence.position)
+            return DraftTree.build(tokens, tree.parents, tree.positions[:, 0], tree.drawing)
+
+        monkeypatch.setattr(SideGrowth, "_launch", launched)
+        monkeypatch.setattr(SideDrafter, "draft", on_host)
+
+    def _foresee(self, tokens: torch.Tensor, parents: list[int], seed: int, position: int) -> None:
+        true = self.whole[seed][position + 1 :][: (3 * seed + position) % 4]
+        path = max((_path(parents, node) for node in range(len(parents))), key=len)
+        for node, token in zip(path, true, strict=False):
+            tokens[node] = token
+
+
+@needs_launches
+@pytest.mark.parametrize("method", SIDE)
+@pytest.mark.parametrize("params", [GREEDY, SEEDED])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_side_heads_go_in_rounds_and_draft_what_they_would_step_by_step(
+    method: str, params: dict[str, Any], count: int, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [request(number, 30 + 7 * number, **params) for number in range(count)]
+    expected = plain(requests)
+    foresight = SideForesight(requests, expected, monkeypatch)
+    model = target()
+    engine = Engine(model, side_drafter(model, method), slots=1024)
+    assert finished(engine, requests) == expected
+    assert len(rounds) > 6
+    assert engine.statistics.accepted > 10 * count
+    assert len(foresight.drafted) > 6 * count
+    single = Engine(model, side_drafter(model, method), slots=1024, max_ahead=1)
+    assert finished(single, requests) == expected
+    assert foresight.checked > 4 * count
+    assert engine.statistics.tokens == single.statistics.tokens
+
+
+@pytest.mark.parametrize("method", SIDE)
+def test_side_heads_among_requests_that_come_and_go(method: str, rounds: list[int]) -> None:
+    """With newcomers, a small cache, and requests of which every step is looked at."""
+    requests = [request(number, 9 + 5 * number % 23, **(SEEDED if number % 3 else GREEDY)) for number in range(9)]
+    requests.insert(3, request(9, 15, **GREEDY, logprobs=1))
+    expected = plain(requests)
+    for slots in (1024, 176):
+        model = target()
+        engine = Engine(model, side_drafter(model, method), slots=slots, max_batch=3)
+        assert finished(engine, requests) == expected
+    assert set(rounds) >= {2, 4}
 
 
 def test_requests_that_come_and_go(rounds: list[int]) -> None:

@@ -11,6 +11,7 @@ Between two passes there are a handful of launches (`kernels/growth.py`): a head
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +25,9 @@ from forerun.core.sequence import Sequence
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget
+from forerun.drafters.told import Told, races
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.kernels.attention import WORD, PackedRows
+from forerun.kernels.attention import WORD, PackedRows, mask_words
 from forerun.kernels.growth import (
     Chosen,
     Nodes,
@@ -37,16 +39,14 @@ from forerun.kernels.growth import (
     noise_on_device,
 )
 from forerun.kernels.kernel import Kernel
+from forerun.kernels.walk import Walked
 from forerun.models.batch import Batch
 from forerun.models.heads.feature_head import FeatureHead
-from forerun.models.static.buffers import Bucket, Buffers, fill
+from forerun.models.static.buffers import Bucket, Buffers, fill, slots_at
 from forerun.models.static.capture import Replayed
 from forerun.models.static.rows import scores
 from forerun.models.storage import Storage
 from forerun.trees.dynamic import rerank
-
-TABLE = ("tokens", "positions", "depths", "nodes", "seeds", "raced")
-"""What the host tells of each text: its root, how deep its tree may get and how many nodes it may have, its noise."""
 
 
 def fits(spec: TreeSpec) -> bool:
@@ -110,18 +110,22 @@ class DeviceGrowth:
         self.rows = head.static.rows
         self.text = Buffers(bucket, head.device, head.feature_like)
         self.text.slots.fill_(-1)  # until a batch comes nothing is written
-        texts = bucket.sequences
-        self.table = torch.zeros(len(TABLE), texts, dtype=torch.int64, device=head.device)
-        self.told = dict(zip(TABLE, self.table.unbind(), strict=True))
-        self.heat = torch.ones(texts, device=head.device)
+        self.texts = texts = bucket.sequences
+        self.layers, self.graphs, self.pool = head.taps, head.static.graphs, pool
+        self.told = Told(texts, head.device)
         columns = head.vocab_size if head.ids is None else head.ids.shape[0]
         self.ids = torch.arange(columns, device=head.device) if head.ids is None else head.ids.contiguous()
         self.each = torch.arange(texts * spec.width, device=head.device)
         self.starts = torch.arange(texts, device=head.device) * spec.width
         self.tails = [torch.full_like(self.starts, level * spec.width) for level in range(spec.depth)]
         self.storage = weakref.ref(storage)
+        self.each_step = torch.arange(1 + spec.depth, device=head.device)
+        text = torch.arange(texts, device=head.device)[:, None]
+        self.first_nodes, self.first_steps = text * (1 + spec.size), text * (1 + spec.depth)
+        chain = torch.ones(1 + spec.depth, 1 + spec.depth, dtype=torch.bool, device=head.device).tril()
+        self.chain = mask_words(chain).repeat(texts, 1)
         self.grown: Nodes | None = None
-        self.run = Replayed(self._launch, head.static.graphs, pool, f"trees of {texts} texts")
+        self.run = Replayed(self._launch, self.graphs, pool, f"trees of {texts} texts")
 
     def grow(self, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         """Reads the batch, the rows up to the roots with the states they bring, and grows a tree on each."""
@@ -141,26 +145,46 @@ class DeviceGrowth:
     def bring(self, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget]) -> None:
         """What `run` reads."""
         fill(self.text, batch)
-        rows = [
-            [
-                *(s.tokens[-1], s.position, min(budget.depth, budget.nodes), budget.nodes),
-                *(s.seed, int(s.coupled and not s.params.greedy)),
-            ]
-            for s, budget in zip(sequences, budgets, strict=True)
-        ]
-        count = len(rows)
-        self.table[:, :count].copy_(to_device(rows, self.table.device).T)
-        if self.raced:
-            heats = [s.params.temperature or 1.0 for s in sequences]
-            self.heat[:count].copy_(to_device(heats, self.heat.device, self.heat.dtype))
+        self.told.bring(sequences, budgets)
+
+    def rest(self) -> None:
+        """Until a batch comes nothing is written."""
+        self.text.packed.counts.zero_()
+
+    def go_on(self, features: Mapping[int, Tensor], walked: Walked) -> None:
+        """What is read next are the tokens that were taken, with the target's states before them. There is a row for
+        each node of the longest way."""
+        text, steps, rows = self.text, self.each_step, self.chain.shape[0]
+        packed = text.packed
+        kept = (self.first_nodes + walked.nodes.clamp_min(0)).view(-1)
+        states = self.head.fuse({layer: features[layer].index_select(0, kept) for layer in self.layers})
+        assert text.features is not None
+        text.features[:rows].copy_(states)
+        packed.contexts.add_(packed.tails)
+        packed.tails.copy_(walked.counts)
+        packed.counts.copy_(walked.counts)
+        packed.starts.copy_(self.first_steps[:, 0])
+        places = packed.contexts[:, None] + steps
+        written = places.masked_fill(steps >= walked.counts[:, None], -1)
+        text.tokens[:rows].copy_(walked.tokens.clamp_min(0).view(-1))
+        text.positions[:rows].copy_(places.clamp(0, self.head.context_length - 1).view(-1))
+        text.slots[:rows].copy_(slots_at(packed, written).view(-1))
+        text.mask[:rows, : self.chain.shape[1]].copy_(self.chain)
+        text.wanted[: self.texts].copy_(self.first_steps[:, 0] + (walked.counts - 1).clamp_min(0))
+        self.told.go_on(walked)
+
+    def waiting(self, texts: int) -> Tensor:
+        """[B · S, H] what would be read next, S places for each of the first texts."""
+        assert self.text.features is not None
+        return self.text.features[: texts * self.each_step.shape[0]].clone()
 
     def _launch(self) -> DraftTree:
         storage = self.storage()
         assert storage is not None
-        told, spec, texts = self.told, self.spec, self.table.shape[1]
+        told, spec, texts = self.told, self.spec, self.texts
         rows = self.text.wanted[:texts]
         on = Texts(told["tokens"], rows, told["depths"], self.text.packed)
-        self.grown = grown = Nodes.room(texts, spec.width, spec.depth, self.table.device)
+        self.grown = grown = Nodes.room(texts, spec.width, spec.depth, self.head.device)
         read, made = self.rows.states(self.text, storage)
         read = read.index_select(0, rows)
         chosen: Chosen | None = None
@@ -170,7 +194,7 @@ class DeviceGrowth:
                 read, made = self.rows.states(self._rows_of(chosen, brought, level), storage)
             logits = scores(self.head.head, read).float()
             shares, columns = (
-                each.view(texts, -1, spec.width) for each in best_children(logits, spec.width, self._race(level, told))
+                each.view(texts, -1, spec.width) for each in best_children(logits, spec.width, self._race(level))
             )
             chosen = grow_level(
                 shares,
@@ -201,12 +225,12 @@ class DeviceGrowth:
         bucket = replace(self.text.bucket, rows=rows, tail=level * self.spec.width, wanted=rows)
         return Level(bucket, chosen.tokens, chosen.positions, chosen.slots, self.each, brought, packed)
 
-    def _race(self, level: int, told: dict[str, Tensor]) -> Race | None:
+    def _race(self, level: int) -> Race | None:
         """Candidates are ranked by q, or by (q/E)^(1/tau) where the text has noise; its nodes of a depth share it."""
         if not self.raced:
             return None
-        noise = token_noise(told["seeds"], told["positions"], self.ids, 1 + level)
-        return Race(noise, self.heat, told["raced"], self.tau)
+        noise = token_noise(self.told["seeds"], self.told["positions"], self.ids, 1 + level)
+        return Race(noise, self.told.heat, self.told["raced"], self.tau)
 
 
 def among(tree: DraftTree, members: Many[int], sequences: Many[Sequence]) -> DraftTree:
@@ -261,8 +285,3 @@ class Growths:
                 self.pool = static.graphs.pool()
             self.known[key] = DeviceGrowth(self.head, self.storage, spec, bucket, raced, tau, self.pool)
         return self.known[key]
-
-
-def races(sequences: Many[Sequence]) -> bool:
-    """Whether any text has noise."""
-    return any(sequence.coupled and not sequence.params.greedy for sequence in sequences)

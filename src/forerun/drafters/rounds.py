@@ -2,33 +2,31 @@
 drafted on that, without a look at the host.
 
 Everything a round tells the next is made where it is read: the rows that stay move to their place in the target's
-cache, and what the head reads next, the new tokens with the target's states before them, goes into the buffers of its
-next pass. The host learns what was taken when a round is over, while the next one runs.
+cache, and what the drafter reads next, the new tokens or the target's states, goes into its own buffers. The host
+learns what was taken when a round is over, while the next one runs.
 
-It serves what `device_growth` serves, and takes as long as the device takes: four graphs a round.
+A round takes as long as the device takes: four graphs.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
-from forerun.drafters.device_growth import DeviceGrowth, Growths
-from forerun.drafters.drafter import Budget
+from forerun.drafters.told import Told
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.kernels.attention import mask_words
 from forerun.kernels.step import move_rows
-from forerun.kernels.walk import walk
-from forerun.models.batch import Batch
+from forerun.kernels.walk import Walked, walk
 from forerun.models.static.buffers import Bucket, slots_at
-from forerun.models.static.capture import Replayed
+from forerun.models.static.capture import Graphs, Replayed
 from forerun.models.static.rows import Result
 from forerun.models.static.static_pass import StaticPass, named
 from forerun.models.storage import Storage
@@ -37,34 +35,62 @@ Choose = Callable[[Result, DraftTree], Tensor]
 """The tokens [n] that the target takes behind the first n rows of its pass, which are the nodes of the first trees."""
 
 
-class Rounds:
-    """For some number of texts and one kind of tree."""
+class Growth(Protocol):
+    """What drafts the trees of a round, for some number of texts and one kind of tree. Before the first one it is
+    brought what it needs."""
 
-    def __init__(self, growth: DeviceGrowth, target: StaticPass, storage: Storage, blocks: int, pool: object) -> None:
-        """`blocks`: what a text may have in the target's cache, `storage`."""
-        head, spec = growth.head, growth.spec
+    @property
+    def spec(self) -> TreeSpec: ...
+    @property
+    def texts(self) -> int: ...
+    @property
+    def told(self) -> Told: ...
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the target, whose states it reads."""
+        ...
+
+    @property
+    def graphs(self) -> Graphs: ...
+    @property
+    def pool(self) -> Any: ...
+
+    @property
+    def run(self) -> Callable[[], DraftTree]: ...
+
+    def rest(self) -> None:
+        """There are no texts, so nothing is to be written."""
+        ...
+
+    def go_on(self, features: Mapping[int, Tensor], walked: Walked) -> None:
+        """Behind what was taken. Features are those of the target's pass: a row for each node of each tree."""
+        ...
+
+
+class Rounds:
+    """In the target's cache, `storage`."""
+
+    def __init__(self, growth: Growth, target: StaticPass, storage: Storage, blocks: int) -> None:
+        """`blocks`: what a text may have in the cache."""
+        spec = growth.spec
         assert storage.whole is not None
-        assert head.static is not None
-        self.growth, self.head, self.spec = growth, head, spec
+        self.growth, self.spec = growth, spec
         self.storage = weakref.ref(storage)
         self.ids = target.rows.model.ids
-        self.texts = texts = growth.text.bucket.sequences
-        self.nodes, self.steps = 1 + spec.size, 1 + spec.depth
-        bucket = Bucket.regular(texts, self.nodes, blocks, head.taps, all_wanted=True)
+        self.texts = texts = growth.texts
+        self.nodes = 1 + spec.size
+        bucket = Bucket.regular(texts, self.nodes, blocks, growth.layers, all_wanted=True)
         self.target = target.pass_of(bucket, storage)
-        device = head.device
+        self.device = device = self.target.buffers.flat.device
         self.each_node = torch.arange(self.nodes, device=device)
-        self.each_step = torch.arange(self.steps, device=device)
-        text = torch.arange(texts, device=device)[:, None]
-        self.first_nodes, self.first_steps = text * self.nodes, text * self.steps
+        self.each_step = torch.arange(1 + spec.depth, device=device)
         self.chosen = torch.zeros(texts, self.nodes, dtype=torch.int64, device=device)
-        chain = torch.ones(self.steps, self.steps, dtype=torch.bool, device=device).tril()
-        self.chain = mask_words(chain).repeat(texts, 1)
         # Captured while there are no texts: nothing is written then.
-        self._bring_roots([], [])
-        self.growth.text.packed.counts.zero_()
+        self.begin([], [])
+        growth.rest()
         self.tree = growth.run()
-        graphs, what = head.static.graphs, f"rounds of {texts} texts"
+        graphs, pool, what = growth.graphs, growth.pool, f"rounds of {texts} texts"
         self._lay = Replayed(self._lay_rows, graphs, pool, what)
         self._lay()
         self.result = self.target.run()
@@ -73,17 +99,20 @@ class Rounds:
         if self.target.fixed:
             self._take_over = Replayed(self._settle, graphs, pool, what)
 
-    def begin(
-        self,
-        batch: Batch,
-        sequences: Many[Sequence],
-        budgets: Many[Budget],
-        contexts: Many[int],
-        blocks: Many[list[int]],
-    ) -> None:
-        """`batch` brings what the head has not read yet; contexts and blocks are those in the target's cache."""
-        self.growth.bring(batch, sequences, budgets)
-        self._bring_roots(contexts, blocks)
+    def begin(self, contexts: Many[int], blocks: Many[list[int]]) -> None:
+        """Where the rows of the target's passes lie, in its cache. What they are is laid there before each."""
+        buffers = self.target.buffers
+        numbers, count = buffers.stage.place(), len(contexts)
+        rows = self.texts * self.nodes
+        numbers["slots"][:] = -1
+        numbers["positions"][:] = numbers["contexts"][:] = numbers["counts"][:] = numbers["wanted"][:] = 0
+        numbers["wanted"][:rows] = np.arange(rows)
+        numbers["starts"][:] = np.arange(self.texts) * self.nodes
+        numbers["tails"][:] = numbers["counts"][:count] = self.nodes
+        numbers["contexts"][:count] = contexts
+        for table, own in zip(numbers["blocks"], blocks, strict=False):
+            table[: len(own)] = own
+        buffers.stage.send(buffers.flat)
 
     def draft(self) -> None:
         self.tree = self.growth.run()
@@ -101,27 +130,6 @@ class Rounds:
             taken = choose(self.result, self.tree)
         self.chosen.view(-1)[: taken.shape[0]].copy_(taken)
         return self._take_over()
-
-    def waiting(self, texts: int) -> Tensor:
-        """[B · S, H] what the head would read next, S places for each of the first texts."""
-        features = self.growth.text.features
-        assert features is not None
-        return features[: texts * self.steps].clone()
-
-    def _bring_roots(self, contexts: Many[int], blocks: Many[list[int]]) -> None:
-        """Where the rows of the target's passes lie. What they are is laid there before each."""
-        buffers = self.target.buffers
-        numbers, count = buffers.stage.place(), len(contexts)
-        rows = self.texts * self.nodes
-        numbers["slots"][:] = -1
-        numbers["positions"][:] = numbers["contexts"][:] = numbers["counts"][:] = numbers["wanted"][:] = 0
-        numbers["wanted"][:rows] = np.arange(rows)
-        numbers["starts"][:] = np.arange(self.texts) * self.nodes
-        numbers["tails"][:] = numbers["counts"][:count] = self.nodes
-        numbers["contexts"][:count] = contexts
-        for table, own in zip(numbers["blocks"], blocks, strict=False):
-            table[: len(own)] = own
-        buffers.stage.send(buffers.flat)
 
     def _lay_rows(self) -> bool:
         """The nodes of all trees as rows."""
@@ -148,50 +156,21 @@ class Rounds:
         )
         move_rows(storage.whole, sources, goals)
         packed.contexts.add_(walked.counts)
-        kept = (self.first_nodes + walked.nodes.clamp_min(0)).view(-1)
-        self._bring_states(
-            self.head.fuse({tap: self.result.features[tap].index_select(0, kept) for tap in self.head.taps})
-        )
-        self._bring_text(walked.tokens, walked.counts)
+        self.growth.go_on(self.result.features, walked)
         return torch.cat([walked.nodes, walked.tokens, walked.counts[:, None], walked.refused[:, None]], 1)
-
-    def _bring_states(self, states: Tensor) -> None:
-        features = self.growth.text.features
-        assert features is not None
-        features[: states.shape[0]].copy_(states)
-
-    def _bring_text(self, tokens: Tensor, counts: Tensor) -> None:
-        """The rows that the head reads next: tokens [B, S], of which the first `counts` [B] are there."""
-        text, rows = self.growth.text, self.chain.shape[0]
-        packed = text.packed
-        packed.contexts.add_(packed.tails)
-        packed.tails.copy_(counts)
-        packed.counts.copy_(counts)
-        packed.starts.copy_(self.first_steps[:, 0])
-        places = packed.contexts[:, None] + self.each_step
-        text.tokens[:rows].copy_(tokens.clamp_min(0).view(-1))
-        text.positions[:rows].copy_(places.clamp(0, self.head.context_length - 1).view(-1))
-        text.slots[:rows].copy_(slots_at(packed, places.masked_fill(self.each_step >= counts[:, None], -1)).view(-1))
-        text.mask[:rows, : self.chain.shape[1]].copy_(self.chain)
-        last = (counts - 1).clamp_min(0)[:, None]
-        text.wanted[: self.texts].copy_((self.first_steps + last)[:, 0])
-        told = self.growth.told
-        told["tokens"].copy_(tokens.clamp_min(0).gather(1, last)[:, 0])
-        told["positions"].add_(counts)
 
 
 class RoundsOf:
-    """What was captured for one target and one head, in their two caches."""
+    """What was captured for one target and its cache."""
 
-    def __init__(self, growths: Growths, target: StaticPass, storage: Storage) -> None:
-        self.growths, self.target, self.storage = growths, target, storage
-        self.known: dict[tuple[DeviceGrowth, int], Rounds] = {}
+    def __init__(self, target: StaticPass, storage: Storage) -> None:
+        self.target, self.storage = target, storage
+        self.known: dict[tuple[Growth, int], Rounds] = {}
 
-    def of(self, spec: TreeSpec, texts: int, blocks: tuple[int, int], raced: bool, tau: float) -> Rounds:
-        """For texts that have so many `blocks` at most in the target's cache and in the head's."""
-        bucket = Bucket.regular(texts, 1 + spec.depth, blocks[1], (1,), all_wanted=False)
-        growth = self.growths.of(spec, bucket, raced, tau)
-        key = growth, Bucket.regular(texts, 1 + spec.size, blocks[0], (), all_wanted=True).blocks
+    def of(self, growth: Growth, blocks: int) -> Rounds:
+        """For texts that have so many `blocks` at most in the target's cache."""
+        bucket = Bucket.regular(growth.texts, 1 + growth.spec.size, blocks, (), all_wanted=True)
+        key = growth, bucket.blocks
         if key not in self.known:
-            self.known[key] = Rounds(growth, self.target, self.storage, key[1], self.growths.pool)
+            self.known[key] = Rounds(growth, self.target, self.storage, bucket.blocks)
         return self.known[key]

@@ -68,7 +68,7 @@ class SideDrafter:
 
     def __init__(self, heads: SideHeads, spec: TreeSpec, vocabulary: int, tau: float = 1.0) -> None:
         """`vocabulary` is the target's."""
-        self.heads, self.spec, self.vocabulary, self.tau = heads, spec, vocabulary, tau
+        self.heads, self.spec, self.vocabulary, self.tau = heads, spec.within(heads.count), vocabulary, tau
         self.drawing, self.branches = spec.drawing, spec.branches
         self.layers = (heads.layer,)
         self.history = History(vocabulary, heads.device)
@@ -77,7 +77,7 @@ class SideDrafter:
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         budgets = [Budget(budget.nodes, min(budget.depth, self.heads.count)) for budget in budgets]
         states = [
-            self._state(sequence) if budget.nodes > 0 and budget.depth > 0 else None
+            self.state(sequence) if budget.nodes > 0 and budget.depth > 0 else None
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
         present = [state for state in states if state is not None]
@@ -92,12 +92,18 @@ class SideDrafter:
         """Where nothing is drafted this should cost nothing."""
         self._seen.update((seen.sequence.id, seen) for seen in observations)
 
+    def go_on(self, sequences: Many[Sequence], states: Tensor) -> None:
+        """With states [B, H] at their last tokens but one, as if these had been observed."""
+        for sequence, state in zip(sequences, states, strict=True):
+            features = {self.heads.layer: state[None]}
+            self._seen[sequence.id] = Observation(sequence, [], features, sequence.position - 1)
+
     def last_state(self, sequence: Sequence) -> Tensor:
         """[H] what was observed of it last."""
         state: Tensor = self._seen[sequence.id].features[self.heads.layer][-1]
         return state
 
-    def _state(self, sequence: Sequence) -> Tensor | None:
+    def state(self, sequence: Sequence) -> Tensor | None:
         """[H] at the last token but one; None where that was not observed."""
         seen = self._seen.get(sequence.id)
         if seen is None:

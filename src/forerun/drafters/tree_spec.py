@@ -193,6 +193,13 @@ class TreeSpec:
         """The beginning of `shape` that fits a budget. It looks at nothing else, so no law changes."""
         return TreeShape(self.shape.parents[: self.cut_size(budget)])
 
+    def within(self, depth: int) -> TreeSpec:
+        """For a drafter that guesses no further: a dynamic tree that is no deeper. Others are cut by a budget."""
+        if not self.dynamic:
+            return self
+        width, own, size = self.numbers
+        return replace(self, numbers=(width, min(own, depth), size))
+
     @property
     def _from_measurement(self) -> bool:
         return self.kind in {"static", "sequoia"}

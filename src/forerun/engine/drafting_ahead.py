@@ -20,12 +20,10 @@ from forerun.core.law import law
 from forerun.core.noise import StepNoise
 from forerun.core.transfer import Homeward
 from forerun.core.tree import DraftTree
-from forerun.drafters.device_growth import fits, races
 from forerun.drafters.drafter import Budget, Drafter
-from forerun.drafters.head_ahead import HeadAhead, HeadRun
 from forerun.drafters.host_growth import plain_laws
+from forerun.drafters.in_rounds import InRounds, Opened, in_rounds
 from forerun.drafters.rounds import Choose, Rounds, RoundsOf
-from forerun.drafters.trained import FeatureDrafter
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.judge import LIKELIEST, Decision, one_way, takes_the_likeliest
 from forerun.engine.laws import SettingsMemo
@@ -33,7 +31,6 @@ from forerun.engine.request import Job
 from forerun.engine.scheduler import Turn
 from forerun.engine.statistics import Clock
 from forerun.models.cache import KVCache
-from forerun.models.static.buffers import rounded_texts
 from forerun.models.static.rows import Result
 from forerun.models.target import TargetModel
 from forerun.models.transformer import Transformer
@@ -52,23 +49,22 @@ SMALLER = (1, 2, 3, 4, 6, 7, 11, 15, 23, 31, 47, 63)
 class DraftingAhead:
     """What one target and one drafter have for it."""
 
-    def __init__(self, target: Transformer, drafter: FeatureDrafter, cache: KVCache) -> None:
-        assert isinstance(drafter.ahead, HeadAhead)
+    def __init__(self, target: Transformer, drafts: InRounds, cache: KVCache) -> None:
         assert target.static is not None
-        self.target, self.drafter, self.cache, self.head = target, drafter, cache, drafter.ahead
-        self.rounds = RoundsOf(self.head.on_device, target.static, cache.storage)
+        self.target, self.drafts, self.cache = target, drafts, cache
+        self.rounds = RoundsOf(target.static, cache.storage)
 
     @classmethod
     def of(cls, target: TargetModel, drafter: Drafter, cache: KVCache) -> DraftingAhead | None:
         """None where one of them works elsewhere, or in another way."""
-        if not isinstance(target, Transformer) or not isinstance(drafter, FeatureDrafter):
-            return None
-        head = drafter.ahead.model
-        if not isinstance(head, Transformer) or head.static is None or cache.storage.whole is None:
+        if not isinstance(target, Transformer) or not drafter.layers or cache.storage.whole is None:
             return None
         if not target.prepared:  # else the first engine of a target would never know
             target.prepare()
-        return cls(target, drafter, cache) if target.static is not None else None
+        if target.static is None:
+            return None
+        drafts = in_rounds(drafter, target.static.graphs)
+        return None if drafts is None else cls(target, drafts, cache)
 
     def begin(self, turns: Many[Turn], most: int, settings: SettingsMemo) -> Run | None:
         """A run of up to `most` rounds, with what it needs reserved in both caches; None where every round has to be
@@ -79,7 +75,9 @@ class DraftingAhead:
         way = one_way(_way(turn.job) for turn in turns)
         if way is None:
             return None
-        taken, reach = 1 + spec.depth, min(self.target.context_length, self.head.model.context_length)
+        taken, reach = 1 + spec.depth, self.target.context_length
+        if self.drafts.context_length is not None:
+            reach = min(reach, self.drafts.context_length)
         most = min(most, MOST_ROUNDS, max(sequence.remaining for sequence in sequences))
 
         def rows(rounds: int) -> int:
@@ -94,12 +92,12 @@ class DraftingAhead:
             most -= 1
         if most < 2:
             return None
-        reading = self.head.open_rounds(sequences, taken, (most - 1) * taken + spec.width * (spec.depth - 1))
-        if reading is None:
+        opened = self.drafts.open(sequences, spec, most)
+        if opened is None:
             return None
         for sequence in sequences:
             self.cache.reserve(sequence.id, rows(most))
-        return Run(self, list(turns), spec, reading, most, way, settings)
+        return Run(self, list(turns), spec, opened, most, way, settings)
 
     def _spec(self, turns: Many[Turn]) -> TreeSpec | None:
         """The tree that all of them may have who may have one; the others' rows are there as well, and come to
@@ -114,11 +112,10 @@ class DraftingAhead:
     @property
     def possible(self) -> bool:
         """Whether there are rounds for the trees of this drafter."""
-        spec = self.drafter.spec
-        return fits(spec) and spec.width <= self.head.model.vocab_size
+        return self.drafts.takes(self.drafts.drafter.spec)
 
     def _within(self, nodes: int) -> TreeSpec:
-        spec = self.drafter.spec
+        spec = self.drafts.drafter.spec
         if spec.size <= nodes:
             return spec
         size = max(size for size in SMALLER if size <= nodes)
@@ -128,7 +125,7 @@ class DraftingAhead:
         """Capture the rounds of so many texts, with trees within each of the `nodes`."""
         for spec in dict.fromkeys(self._within(each) for each in nodes if each):
             for raced in (False, True):
-                self.rounds.of(spec, texts, (1, 1), raced, self.drafter.tau)
+                self.rounds.of(self.drafts.growth(spec, texts, raced), 1)
 
 
 def _way(job: Job) -> str | None:
@@ -145,7 +142,7 @@ class Run:
     owner: DraftingAhead
     turns: list[Turn]
     spec: TreeSpec
-    reading: HeadRun
+    opened: Opened
     most: int
     way: str
     settings: SettingsMemo
@@ -186,18 +183,14 @@ class Run:
                     meanwhile()
             if len(flying) > 1 or launched >= self.most:
                 yield self._decisions(flying.popleft().here())
-        self._finish(rounds)
+        self.opened.close(self.counts)
 
     def _begin(self) -> Rounds:
-        owner, cache = self.owner, self.owner.cache
         sequences = [turn.job.sequence for turn in self.turns]
-        blocks = [cache.blocks(sequence.id) for sequence in sequences]
-        batch = self.reading.brought_rows()
-        longest = max(map(len, blocks)), max(len(each.blocks or ()) for each in batch.brought)
-        texts = rounded_texts(len(sequences))
-        rounds = owner.rounds.of(self.spec, texts, longest, races(sequences), owner.drafter.tau)
-        budgets = [self._limit(turn) for turn in self.turns]
-        rounds.begin(batch, sequences, budgets, [sequence.position for sequence in sequences], blocks)
+        blocks = [self.owner.cache.blocks(sequence.id) for sequence in sequences]
+        rounds = self.owner.rounds.of(self.opened.growth(self.spec), max(map(len, blocks)))
+        self.opened.bring([self._limit(turn) for turn in self.turns])
+        rounds.begin([sequence.position for sequence in sequences], blocks)
         return rounds
 
     def _limit(self, turn: Turn) -> Budget:
@@ -208,7 +201,7 @@ class Run:
         return Budget(nodes, min(nodes, self.spec.depth if depth is None else min(self.spec.depth, depth)))
 
     def _choose(self, rounds: Rounds) -> Choose:
-        device, count = rounds.head.device, len(self.turns)
+        device, count = rounds.device, len(self.turns)
         owners = torch.arange(count, device=device).repeat_interleave(rounds.nodes)
         columns = self.settings.of([turn.job for turn in self.turns], device).take(owners)
         draw = all_rules()[self.way].choose
@@ -237,10 +230,3 @@ class Run:
             counts.append(count)
         self.counts.append(counts)
         return made
-
-    def _finish(self, rounds: Rounds) -> None:
-        """The head's cache has read all but what the last round took."""
-        texts = range(len(self.turns))
-        read = [self.reading.unread(b) + sum(counts[b] for counts in self.counts[:-1]) for b in texts]
-        sequences = [turn.job.sequence for turn in self.turns]
-        self.owner.head.close_rounds(sequences, read, self.counts[-1], rounds.waiting(len(self.turns)))

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from forerun.drafters.head_ahead import PASS_ROWS
+from forerun.drafters.in_rounds import HeadInRounds
 from forerun.drafters.none import NoDrafter
 from forerun.engine.drafting import MAX_DRAFTING
 from forerun.engine.engine import MAX_NODES, Engine
@@ -62,10 +63,11 @@ def _captures(engine: Engine, static: StaticPass) -> Iterator[Callable[[], objec
     if isinstance(engine.drafter, NoDrafter):
         return
     if engine.ahead is not None and engine.ahead.possible:
-        head = engine.ahead.head
-        assert head.model.static is not None
-        for bucket in readings(most):
-            yield head.model.static.pass_of(bucket, head.cache.storage, None).run
+        if isinstance(engine.ahead.drafts, HeadInRounds):
+            head = engine.ahead.drafts.ahead
+            assert head.model.static is not None
+            for bucket in readings(most):
+                yield head.model.static.pass_of(bucket, head.cache.storage, None).run
         for texts in sorted({rounded_texts(count) for count in range(1, most + 1)}):
             yield partial(engine.ahead.prepare, texts, _nodes(engine.scheduler.max_rows, texts))
         return

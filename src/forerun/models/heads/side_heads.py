@@ -86,20 +86,21 @@ class SideHeads(nn.Module):
         """How many tokens can be drafted."""
         return self.lm_head.out_features
 
-    def states(self, x: Tensor) -> Tensor:
-        """x [..., H], what the target's own head reads → [..., K, H]."""
+    def states(self, x: Tensor, count: int | None = None) -> Tensor:
+        """x [..., H], what the target's own head reads → [..., K, H] of the first `count` heads, or of all."""
         if self.method == "medusa":
-            made = [block(x) for block in self.blocks]
+            made = [block(x) for block in self.blocks[:count]]
             if self.outputs:
-                made = [_apply(output, each) for output, each in zip(self.outputs, made, strict=True)]
+                made = [_apply(output, each) for output, each in zip(self.outputs[:count], made, strict=True)]
             return torch.stack(made, -2)
         shared = functional.relu(_apply(self.hidden, x))
-        return torch.stack([_apply(output, shared, x) for output in self.outputs], -2)
+        return torch.stack([_apply(output, shared, x) for output in self.outputs[:count]], -2)
 
-    def forward(self, state: Tensor) -> Tensor:
-        """state [..., H] of the target behind its last layer → logits [..., K, Vd]."""
+    def forward(self, state: Tensor, count: int | None = None) -> Tensor:
+        """state [..., H] of the target behind its last layer → logits [..., K, Vd] of the first `count` heads, or of
+        all."""
         normed: Tensor = self._target_norm[0](state)
-        return _apply(self.lm_head, self.states(normed.to(self.dtype)))
+        return _apply(self.lm_head, self.states(normed.to(self.dtype), count))
 
     def trained(self) -> dict[str, Tensor]:
         """The weights that are the heads' own, by the names in their file."""
