@@ -42,7 +42,7 @@ def target_of(dtype: torch.dtype) -> Transformer:
 
 
 def head_of(method: str, target: Transformer) -> FeatureHead:
-    return frozen_head(new_head(method, target, ids=torch.arange(0, 128, 2)), target)
+    return frozen_head(new_head(method, target, ids=torch.arange(0, 128, 2, device=target.device)), target)
 
 
 def passes(head: FeatureHead, dtype: torch.dtype) -> list[Output]:

@@ -23,7 +23,7 @@ from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import logs_of
-from forerun.drafters.drafter import Budget, Drafter, Observation, SharesCache
+from forerun.drafters.drafter import Budget, Checked, Drafter, Observation, SharesCache
 from forerun.drafters.find import CHEAP_NODES, Setup, make_drafter, read_options, resolve
 from forerun.drafters.none import roots_only
 from forerun.models.cache import KVCache
@@ -185,11 +185,11 @@ class Part:
         self.drafter.observe([self._narrowed(seen) for seen in observations])
 
     def _narrowed(self, seen: Observation) -> Observation:
-        features = {layer: seen.features[layer] for layer in self.drafter.layers}
-        checked = seen.checked
-        if checked is not None:
-            checked = replace(checked, top=checked.top[:, : self.drafter.top]) if self.drafter.top else None
-        return replace(seen, features=features, checked=checked)
+        own, checked = self.drafter, seen.checked
+        if checked is not None and checked.top.shape[1] != own.top:
+            checked = Checked(checked.tokens, checked.parents, checked.top[:, : own.top]) if own.top else None
+        features = {layer: seen.features[layer] for layer in own.layers}
+        return Observation(seen.sequence, seen.tokens, features, seen.start, checked)
 
     def forget(self, sequence: Sequence) -> None:
         self.proposals.pop(sequence.id, None)

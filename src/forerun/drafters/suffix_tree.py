@@ -89,18 +89,17 @@ class Store:
 
     def extend(self, more: Iterable[int]) -> None:
         """The last text goes on. A run is taken in when a token follows it, so the end never finds itself."""
-        tokens, dropped = self.tokens, self._dropped
-        start = len(tokens) - self._lengths[-1]
-        for token in more:
-            end = len(tokens)
-            for run, latest, before in zip(RUNS, self._latest, self._before, strict=True):
-                if run <= end - start:
-                    key = hash(tuple(tokens[end - run : end]))
-                    before.append(latest.get(key, 0))
-                    latest[key] = dropped + end
-                else:
-                    before.append(0)
-            tokens.append(token)
+        tokens = self.tokens
+        old, start = len(tokens), len(tokens) - self._lengths[-1]
+        tokens.extend(more)
+        for run, latest, before in zip(RUNS, self._latest, self._before, strict=True):
+            first = min(len(tokens), max(old, start + run))  # where the first run ends that a new token follows
+            before.extend([0] * (first - old))
+            around = tokens[first - run : -1]
+            keys = map(hash, zip(*(around[place:] for place in range(run)), strict=False))
+            for end, key in enumerate(keys, start=self._dropped + first):
+                before.append(latest.get(key, 0))
+                latest[key] = end
         self._lengths[-1] = len(tokens) - start
 
     def drop_first(self) -> None:

@@ -77,9 +77,14 @@ BEYOND = 1.5
 
 
 class Controller:
-    def __init__(self, before: Controller | None = None, gains: Many[float] = GUESSED) -> None:
+    def __init__(
+        self, before: Controller | None = None, gains: Many[float] = GUESSED, *, carries: bool = False
+    ) -> None:
         """It begins with what another one, of the same target and drafter, has learnt; else with the `gains` of each
-        size that were measured of the drafter once, of which it believes what sizes gain beside each other."""
+        size that were measured of the drafter once, of which it believes what sizes gain beside each other. Where a
+        drafter `carries` what it needs from one step to the next, the first step of a size says little of it, and a
+        size is tried for two."""
+        self.carries = carries
         self.most = 0
         """That was ever drafted for a text."""
         self.level = Mean(LEVEL, LEVEL_MEMORY)
@@ -98,6 +103,7 @@ class Controller:
         """Seconds of a row where many are read at once, at the fastest; 0 until that was seen."""
         self._tries = [0] * len(SIZES)
         self._size = PLAIN
+        self._last, self._new = PLAIN, False  # the size of the last step, and whether the one before had another
         self._drafting: set[int] = set()
         if before is not None:
             self.most, self.row, self._tries = before.most, before.row, list(before._tries)
@@ -111,6 +117,8 @@ class Controller:
         times = self._times(len(texts))
         standings = [self.texts.setdefault(text, Standing()) for text in texts]
         trial = self._trial(times, standings)
+        if self.carries and self.trying and self._new and self._size != PLAIN:
+            trial = self._size
         self.trying = trial is not None
         self._size = self._best(times, standings) if trial is None else trial
         worthy = self._worthy(times, standings, self._size)
@@ -143,6 +151,7 @@ class Controller:
         not `settled`: it says nothing of how long its like take, but if it was a try, it was paid for."""
         times = self._times(len(texts))
         size = self._size if any(drafted) else PLAIN
+        self._last, self._new = size, size != self._last
         if not settled:
             usual = steps * self._foreseen(times, len(texts), size)
             if size != times.chosen:
@@ -159,7 +168,8 @@ class Controller:
         if size != PLAIN:
             self._tries[size] += 1
             self.most = max(self.most, *drafted)
-            self._learn(times, size, texts, drafted, tokens)
+            if not (self.carries and self._new):
+                self._learn(times, size, texts, drafted, tokens)
 
     def read(self, rows: int, seconds: float) -> None:
         """How long a step took that also read prompts."""
