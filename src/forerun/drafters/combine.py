@@ -23,7 +23,7 @@ from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import logs_of
-from forerun.drafters.drafter import Budget, Checked, Drafter, Observation, SharesCache
+from forerun.drafters.drafter import Budget, Checked, Drafter, Observation, PutsOff, SharesCache
 from forerun.drafters.find import CHEAP_NODES, Setup, make_drafter, read_options, resolve
 from forerun.drafters.none import roots_only
 from forerun.models.cache import KVCache
@@ -243,6 +243,9 @@ class Combine:
     def forget(self, sequence: Sequence) -> None:
         self.first.forget(sequence)
         self.second.forget(sequence)
+
+    def late(self) -> float:
+        return sum(part.drafter.late() for part in (self.first, self.second) if isinstance(part.drafter, PutsOff))
 
     def _is_unsure(self, proposal: Proposal) -> bool:
         return proposal.promise < self.options.threshold * self.second.record.accepted

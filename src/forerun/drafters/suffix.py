@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
+from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,12 +82,21 @@ class Suffix:
         self.options = options
         self.vocabulary = vocabulary
         self.branches = options.width > 1
-        self.earlier = Store(Trust(EARLIER), grows=False)
+        self._earlier = Store(Trust(EARLIER), grows=False)
         self._trust = Trust(OWN)  # in what a request repeats of its own text; the same for all of them
         self._own: dict[int, Store] = {}
+        self._over: deque[list[int]] = deque()  # outputs to be remembered, which are read when something is drafted
+        self._unread = 0  # their tokens
+        self._reading = 0.0
         self._guesses: dict[int, Guess] = {}
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
+        before = time.perf_counter()
+        self._read_outputs()
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            if min(budget.nodes, budget.depth) > 0:
+                self._read(sequence)
+        self._reading += time.perf_counter() - before
         guesses = [self._guess(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
         for sequence, guess in zip(sequences, guesses, strict=True):
             self._guesses[sequence.id] = guess
@@ -108,6 +119,16 @@ class Suffix:
         self._guesses.pop(sequence.id, None)
         if sequence.finish_reason is not None:
             self._remember(sequence.prompt[-LEAD:] + sequence.output)
+
+    def late(self) -> float:
+        seconds, self._reading = self._reading, 0.0
+        return seconds
+
+    @property
+    def earlier(self) -> Store:
+        """The outputs of requests that are over."""
+        self._read_outputs()
+        return self._earlier
 
     def save(self, path: str | Path) -> None:
         """Write the earlier outputs to a file: all of it, or nothing."""
@@ -134,20 +155,31 @@ class Suffix:
         )
         if limits.nodes < 1 or limits.depth < 1:
             return Guess([text[-1]])
+        places = self._own[sequence.id].places(text, options.max_match) + self.earlier.places(text, options.max_match)
+        return grow(text[-1], places, limits)
+
+    def _read(self, sequence: Sequence) -> None:
+        """All that a text has said by now."""
         own = self._own.get(sequence.id)
         if own is None:
             own = self._own[sequence.id] = Store(self._trust, grows=True)
-        own.extend(text[len(own.tokens) :])
-        places = own.places(text, options.max_match) + self.earlier.places(text, options.max_match)
-        return grow(text[-1], places, limits)
+        own.extend(sequence.tokens[len(own.tokens) :])
 
     def _remember(self, output: list[int]) -> None:
-        if not self.options.memory:
-            return
-        self.earlier.begin()
-        self.earlier.extend(output[-self.options.memory :])
-        while len(self.earlier) > self.options.memory:
-            self.earlier.drop_first()
+        """Where nothing is drafted this should cost nothing. Of what would be forgotten again nothing need wait."""
+        if self.options.memory:
+            self._over.append(output[-self.options.memory :])
+            self._unread += len(self._over[-1])
+            while self._unread - len(self._over[0]) >= self.options.memory:
+                self._unread -= len(self._over.popleft())
+
+    def _read_outputs(self) -> None:
+        while self._over:
+            self._earlier.begin()
+            self._earlier.extend(self._over.popleft())
+            while len(self._earlier) > self.options.memory:
+                self._earlier.drop_first()
+        self._unread = 0
 
 
 def _outputs(path: Path, vocabulary: int) -> list[list[int]]:
