@@ -213,4 +213,5 @@ def test_what_is_carried_from_step_to_step_is_tried_for_two() -> None:
     paired, single = (
         sum(written(Controller(carries=carries), seed) for seed in range(4)) / 4 for carries in (True, False)
     )
-    assert paired > 0.97 * best > 0.95 * best > single
+    assert paired > 0.97 * best
+    assert single < paired - 0.02 * best

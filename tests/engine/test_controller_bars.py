@@ -145,6 +145,7 @@ def switches() -> int:
 
 
 def test_without_hysteresis_the_choice_wavers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STANDS", 1)  # which steadies it as well
     steady = switches()
     monkeypatch.setattr(module, "CLEARLY", 0.0)
     assert switches() > 2 * steady

@@ -60,8 +60,11 @@ SAVED = 5.0
 """Plain steps that may be saved up for trying."""
 OFTEN, SELDOM = 16, 512
 """Passes between two tries of a size that may be best, and of any."""
-RETURN = 32
-"""Steps after which a text that was left out is drafted for again."""
+STANDS = 4
+"""Passes for which a choice stands where the texts are the same and nothing is tried: choosing takes the host time that
+an accelerator would have to wait."""
+RETURN = 8
+"""Choices after which a text that was left out is drafted for again."""
 POOR = 0.8
 """How much less than the time of its rows a text's drafts give before it is left out."""
 UNKNOWN = 1.4
@@ -105,6 +108,9 @@ class Controller:
         self._size = PLAIN
         self._last, self._new = PLAIN, False  # the size of the last step, and whether the one before had another
         self._drafting: set[int] = set()
+        self._asked: list[int] = []
+        self._limits: list[int | None] = []
+        self._stands = 0  # for so many more passes
         if before is not None:
             self.most, self.row, self._tries = before.most, before.row, list(before._tries)
             self.level = before.level.faded(2 * DOUBT)
@@ -114,6 +120,8 @@ class Controller:
     def limits(self, texts: Many[int]) -> list[int | None]:
         """How many tokens may be drafted for each of the texts (by their numbers) in this step; None for all that the
         drafter likes."""
+        if self._stands > 0 and not self.trying and list(texts) == self._asked:
+            return self._limits
         times = self._times(len(texts))
         standings = [self.texts.setdefault(text, Standing()) for text in texts]
         trial = self._trial(times, standings)
@@ -126,7 +134,10 @@ class Controller:
             for standing, drafts in zip(standings, worthy, strict=True):
                 standing.left_out = 0 if drafts else standing.left_out + 1
         self._drafting = {text for text, drafts in zip(texts, worthy, strict=True) if drafts}
-        return [SIZES[self._size] if drafts else 0 for drafts in worthy]
+        self._limits = [SIZES[self._size] if drafts else 0 for drafts in worthy]
+        known = all(times.of(size) is not None for size in self._sizes())
+        self._asked, self._stands = list(texts), STANDS if known else 0
+        return self._limits
 
     def usual(self, texts: Many[int]) -> list[int | None]:
         """As `limits`, with what is best so far and nothing tried: for steps that also read prompts, which are not
@@ -152,6 +163,7 @@ class Controller:
         times = self._times(len(texts))
         size = self._size if any(drafted) else PLAIN
         self._last, self._new = size, size != self._last
+        self._stands -= steps
         if not settled:
             usual = steps * self._foreseen(times, len(texts), size)
             if size != times.chosen:
