@@ -39,6 +39,9 @@ def main() -> None:
     parser.add_argument("--trained", default="", help="folders of trained drafters, separated by ;")
     parser.add_argument("--batches", default="1,8,32,64", help="of trained drafters")
     parser.add_argument("--questions", type=int, default=8, help="of summarization and of rag each")
+    parser.add_argument(
+        "--alone", type=int, default=20, help="questions at batch 1 of trained drafters and controllers"
+    )
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--beside", default="1024,2048,4096", help="batches of transformers beside our throughput")
     parser.add_argument("--dtype", default="bfloat16")
@@ -108,7 +111,7 @@ def _measure(
         with tempfile.TemporaryDirectory() as place:
             heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
             for batch in map(int, given.batches.split(",")):
-                count = min(len(every), {1: 20, 8: 48}.get(batch, 3 * batch))
+                count = min(len(every), {1: given.alone, 8: 48}.get(batch, 3 * batch))
                 asked_of = every[:: len(every) // count][:count]
                 add("heads", texts.with_heads(measured, asked_of, others, heads, greedy, sampled, batch))
     if "controller" in parts and given.trained:
@@ -116,7 +119,7 @@ def _measure(
             heads = texts.trained(measured, [Path(folder) for folder in given.trained.split(";")], Path(place))
             warm = [Question(str(n), "training", (text,)) for n, text in enumerate(_training(given.data, 256))]
             for batch in map(int, given.batches.split(",")):
-                count = min(len(every), {1: 20, 8: 64}.get(batch, 4 * batch))
+                count = min(len(every), {1: given.alone, 8: 64}.get(batch, 4 * batch))
                 spread = every[:: len(every) // count][:count]
                 turns = count if batch == 1 else 2
                 groups = [spread[turn::turns] for turn in range(turns)]

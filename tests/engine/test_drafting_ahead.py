@@ -71,6 +71,10 @@ def drafter(
     return FeatureDrafter(head, slots, TreeSpec.parse(tree), 128)
 
 
+def any_drafter(model: Transformer, method: str) -> FeatureDrafter | SideDrafter:
+    return side_drafter(model, method) if method in SIDE else drafter(model, method)
+
+
 def request(number: int, length: int = 40, **more: Any) -> Request:
     chosen = {"seed": 1000 + number, "max_tokens": length, "ignore_eos": True, **more}
     draft = DraftOptions(**chosen.pop("draft", {}))
@@ -315,11 +319,12 @@ def test_a_trace_sees_every_step(rounds: list[int]) -> None:
     assert sum(len(record.sequences[0].committed) for record in seen) == 12
 
 
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
 @pytest.mark.parametrize("draft", [{"nodes": 5}, {"nodes": 1}, {"depth": 2}, {"nodes": 0}])
-def test_a_request_limits_what_is_drafted(draft: dict[str, int], rounds: list[int]) -> None:
+def test_a_request_limits_what_is_drafted(method: str, draft: dict[str, int], rounds: list[int]) -> None:
     requests = [request(0, 20, draft=draft, **GREEDY)]
     model = target()
-    engine = Engine(model, drafter(model), slots=512)
+    engine = Engine(model, any_drafter(model, method), slots=512)
     assert finished(engine, requests) == plain(requests)
     assert bool(rounds) == (draft != {"nodes": 0})
     statistics = engine.statistics
@@ -329,11 +334,12 @@ def test_a_request_limits_what_is_drafted(draft: dict[str, int], rounds: list[in
         assert len(statistics.offered_by_depth) <= 2
 
 
-def test_who_may_not_draft_goes_along(rounds: list[int]) -> None:
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_who_may_not_draft_goes_along(method: str, rounds: list[int]) -> None:
     allowed = (None, 0, 6)
     requests = [request(n, 20, draft={"nodes": nodes}, **GREEDY) for n, nodes in enumerate(allowed)]
     model = target()
-    engine = Engine(model, drafter(model), slots=512)
+    engine = Engine(model, any_drafter(model, method), slots=512)
     numbers = [engine.add(each) for each in requests]
     drafted: dict[int, int] = {}
     texts: dict[int, list[int]] = {number: [] for number in numbers}
@@ -370,21 +376,27 @@ def test_nothing_is_drafted_beside_long_prompts(rounds: list[int]) -> None:
     assert rounds
 
 
-def test_a_text_that_ends_within_a_run_ends_there() -> None:
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_a_text_that_ends_within_a_run_ends_there(method: str) -> None:
     """By its length, by a token, and by the context's end."""
     whole = plain([request(1, 60, **GREEDY)])[0]
     model = target()
     for stop in (7, 8, 9, 10, 11):
         asked = request(1, 60, **GREEDY, stop_token_ids=(whole[stop],))
-        assert finished(Engine(model, drafter(model), slots=512), [asked]) == [whole[: whole.index(whole[stop]) + 1]]
-        assert finished(Engine(model, drafter(model), slots=512), [request(1, stop, **GREEDY)]) == [whole[:stop]]
+        assert finished(Engine(model, any_drafter(model, method), slots=512), [asked]) == [
+            whole[: whole.index(whole[stop]) + 1]
+        ]
+        assert finished(Engine(model, any_drafter(model, method), slots=512), [request(1, stop, **GREEDY)]) == [
+            whole[:stop]
+        ]
     long = request(1, 1000, **GREEDY)
-    assert finished(Engine(model, drafter(model), slots=1024), [long]) == plain([long])
+    assert finished(Engine(model, any_drafter(model, method), slots=1024), [long]) == plain([long])
 
 
-def test_a_broken_model_is_an_error_and_leaves_no_cache_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_a_broken_model_is_an_error_and_leaves_no_cache_behind(method: str) -> None:
     model = target()
-    engine = Engine(model, drafter(model), slots=512)
+    engine = Engine(model, any_drafter(model, method), slots=512)
     engine.add(request(0, 30, **GREEDY))
     for _ in range(3):
         engine.step()
@@ -401,10 +413,11 @@ def test_who_has_no_room_in_the_heads_cache_goes_on_without(rounds: list[int]) -
     assert finished(engine, requests) == plain(requests)
 
 
-def test_runs_are_short_where_somebody_waits_or_has_ended(rounds: list[int]) -> None:
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_runs_are_short_where_somebody_waits_or_has_ended(method: str, rounds: list[int]) -> None:
     model = target()
     for called, most in ((True, 2), (False, 8)):
-        engine = Engine(model, drafter(model), slots=512)
+        engine = Engine(model, any_drafter(model, method), slots=512)
         engine.called = lambda called=called: called  # type: ignore[misc]
         for number in range(2):
             engine.add(request(number, 60, **GREEDY))
