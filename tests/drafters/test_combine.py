@@ -16,7 +16,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.combine import RANKS, Combine, Options, Proposal, Record, merge, pairs
 from forerun.drafters.confidence import logs_of
-from forerun.drafters.drafter import Budget, Checked, Observation
+from forerun.drafters.drafter import Budget, Checked, Observation, PutsOff
 from forerun.drafters.find import make_drafter, read_options
 from forerun.drafters.suffix import Suffix
 from tests.drafters.contract import live
@@ -274,6 +274,15 @@ def test_the_contract_holds_for_any_two(options: dict[str, Any]) -> None:
 def test_the_text_does_not_depend_on_the_pair(options: dict[str, Any]) -> None:
     plain = drain(engine("none", {}), requests())
     assert drain(engine("combine", options, slots=200), requests()) == plain
+
+
+def test_what_the_two_had_put_off_is_told_once() -> None:
+    made = make_drafter("combine", setup(), {})
+    assert isinstance(made, PutsOff)
+    assert made.late() == 0
+    made.draft([text()], [Budget(8, 8)])
+    assert made.late() > 0
+    assert made.late() == 0
 
 
 def test_time_is_printed() -> None:

@@ -40,7 +40,9 @@ def shaken(method: str, target: Transformer, ids: Tensor | None) -> FeatureHead 
     made = new_side_heads(method, target, 3, ids=ids) if method in SIDE else new_head(method, target, ids=ids)
     generator = torch.Generator().manual_seed(5)
     noisy = {
-        name: tensor if name == "d2t" else tensor + 0.2 * torch.randn(tensor.shape, generator=generator)
+        name: tensor
+        if name == "d2t"
+        else tensor + 0.2 * torch.randn(tensor.shape, generator=generator).to(tensor.device)
         for name, tensor in made.trained().items()
     }
     folder = HeadFolder(method, {"num_heads": 3}, noisy)

@@ -70,7 +70,7 @@ def test_the_trees_are_the_hosts(method: str, cut: bool, raced: bool, spec: Tree
 )
 @settings(max_examples=200)
 def test_no_tree_reaches_beyond_what_is_listed(width: int, depth: int, size: int, seed: int, even: bool) -> None:
-    listed = within_reach(width, depth, size)
+    listed = list(within_reach(width, depth, size))
     assert len(set(listed)) == len(listed)
     assert all(path[:-1] in listed[:number] for number, path in enumerate(listed) if path)
     scale = 0.01 if even else 3.0

@@ -192,6 +192,26 @@ def test_memory_is_bounded_and_the_oldest_outputs_go() -> None:
     assert len(nothing.earlier) == 0
 
 
+def test_outputs_that_are_over_wait_until_something_is_drafted() -> None:
+    """And what it takes to read them then is told, once."""
+    drafter, eager = suffix(memory=2000), suffix(memory=2000)
+    for number in range(40):
+        output = [(number * place) % 17 for place in range(100)]
+        for each in (drafter, eager):
+            each.forget(finished([number], output))
+        assert len(eager.earlier) <= 2000  # which reads them
+    assert len(vars(drafter)["_earlier"]) == 0
+    assert 2000 <= sum(map(len, vars(drafter)["_over"])) < 2200
+    assert drafter.late() == 0
+    fresh = Sequence([3, 6, 9, 12], 100, id=99)
+    trees = [each.draft([fresh], [Budget(8, 8)]) for each in (drafter, eager)]
+    assert paths_of(trees[0], 0) == paths_of(trees[1], 0)
+    assert len(paths_of(trees[0], 0)) > 3
+    assert list(drafter.earlier.texts()) == list(eager.earlier.texts())
+    assert drafter.late() > eager.late() > 0
+    assert drafter.late() == 0
+
+
 def test_trust_follows_what_comes() -> None:
     trust = Trust(OWN)
     places = store([[1, 2, 3, 9, 1, 2]], trust, grows=True).places([1, 2, 3, 9, 1, 2], 8)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 from forerun.core.params import SamplingParams
 from forerun.drafters.none import NoDrafter
@@ -13,6 +17,8 @@ from forerun.engine.engine import Engine
 from forerun.engine.experience import SIZES
 from forerun.engine.loaded import LoadedModel
 from forerun.engine.request import Request
+from forerun.models.heads.files import HeadFolder, write_head
+from forerun.models.transformer import Transformer
 from tests.engine.made_up_machines import Machine
 from tests.engine.tiny import RandomTrees, tiny_model
 from tests.tiny_folder import save_tiny_model
@@ -74,6 +80,18 @@ def test_the_next_engine_begins_with_what_the_last_one_learnt(tmp_path: Path) ->
     assert other.controller is not None
     assert not other.controller.times
     assert engine(4, adaptive=False).controller is None
+
+
+@pytest.mark.parametrize("name", ["ngram", "parallel"])
+def test_it_is_told_who_carries_what_he_needs(name: str, tmp_path: Path) -> None:
+    model = LoadedModel.load(save_tiny_model(tmp_path / "model"), dtype="float32", device="cpu")
+    assert isinstance(model.target, Transformer)
+    weight = torch.zeros(2, model.target.config.hidden_size)
+    write_head(tmp_path / "head", HeadFolder("parallel", {}, {"look_ahead.weight": weight}, {}))
+    options = {"path": str(tmp_path / "head")} if name == "parallel" else {}
+    engine = build_engine(model, name, options, max_batch=1, cache_tokens=256, adaptive=True)
+    assert engine.controller is not None
+    assert engine.controller.carries == (name == "parallel")
 
 
 def test_the_text_does_not_change() -> None:
@@ -215,3 +233,49 @@ def test_what_is_carried_from_step_to_step_is_tried_for_two() -> None:
     )
     assert paired > 0.97 * best
     assert single < paired - 0.02 * best
+
+
+def test_a_choice_stands_for_some_passes_and_for_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once every size is known; and a try is a choice of its own."""
+    controller = Controller()
+    made: list[int] = []
+    best = controller._best
+
+    def counted(*given: Any) -> int:
+        made.append(0)
+        return best(*given)
+
+    monkeypatch.setattr(controller, "_best", counted)
+
+    def step(texts: list[int]) -> int:
+        """How many choices it took."""
+        before, limits = len(made), controller.limits(texts)
+        sizes = [60 if limit is None else limit for limit in limits]
+        tokens = [1 + (size > 0) + (size > 2) + (size > 6) + (size > 15) for size in sizes]
+        controller.observe(texts, sizes, tokens, 1.0 + 0.01 * max(sizes))
+        return len(made) - before + controller.trying
+
+    beginning = [step([0]) for _ in range(8)]
+    assert all(beginning)  # not every size is known
+    for _ in range(300):
+        step([0])
+    taken = [step([0]) for _ in range(40)]
+    assert 10 <= sum(taken) <= 20
+    for _ in range(300):
+        step([0, 1])
+    while not step([0, 1]):
+        pass
+    if controller.trying:
+        step([0, 1])
+    assert step([0, 2])  # another text, though as many
+
+
+def test_a_text_that_is_left_out_comes_back_seldom() -> None:
+    controller, drafted, passes = Controller(), 0, 3000
+    for _ in range(passes):
+        limits = controller.limits([0, 1, 2, 3, 4, 5])
+        sizes = [60 if limit is None else limit for limit in limits]
+        tokens = [1 + 2 * (size > 0) * (text > 0) for text, size in enumerate(sizes)]
+        drafted += sizes[0] > 0
+        controller.observe([0, 1, 2, 3, 4, 5], sizes, tokens, 1.0 + 0.01 * sum(sizes))
+    assert 0.005 * passes < drafted < 0.06 * passes

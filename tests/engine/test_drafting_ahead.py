@@ -320,7 +320,7 @@ def test_a_trace_sees_every_step(rounds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
-@pytest.mark.parametrize("draft", [{"nodes": 5}, {"nodes": 1}, {"depth": 2}, {"nodes": 0}])
+@pytest.mark.parametrize("draft", [{"nodes": 5}, {"nodes": 1}, {"depth": 2}, {"depth": 1}, {"nodes": 0}])
 def test_a_request_limits_what_is_drafted(method: str, draft: dict[str, int], rounds: list[int]) -> None:
     requests = [request(0, 20, draft=draft, **GREEDY)]
     model = target()
@@ -331,7 +331,8 @@ def test_a_request_limits_what_is_drafted(method: str, draft: dict[str, int], ro
     if "nodes" in draft:
         assert statistics.drafted <= draft["nodes"] * statistics.target_passes
     else:
-        assert len(statistics.offered_by_depth) <= 2
+        assert len(statistics.offered_by_depth) <= draft["depth"]
+        assert statistics.drafted <= (3 if draft["depth"] == 1 else 12) * statistics.target_passes
 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
@@ -450,6 +451,25 @@ def test_a_controller_tries_in_short_runs_and_leaves_nobody_out(rounds: list[int
     assert rounds
     assert max(lengths[True]) <= 2
     assert sum(each.tries[size] for each in controller.times.values() for size in range(1, 5)) >= 2
+
+
+def test_texts_that_are_over_leave_nothing_with_the_controller() -> None:
+    model, controller = target(), Controller()
+    engine = Engine(model, side_drafter(model, "medusa"), slots=1024, controller=controller)
+    finished(engine, [request(number, 60, **GREEDY) for number in range(4)])
+    assert engine.statistics.drafted
+    assert not controller.texts
+
+
+@pytest.mark.parametrize("tree", ["3", "fixed:2,2", "dynamic:3,3,12"])
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_only_dynamic_trees_grow_in_rounds(method: str, tree: str) -> None:
+    model = target()
+    made = side_drafter(model, method, tree) if method in SIDE else drafter(model, method, tree)
+    engine = Engine(model, made, slots=512, controller=Controller())
+    assert (engine.ahead is not None) == tree.startswith("dynamic")
+    assert engine.controller is not None
+    assert engine.controller.together == tree.startswith("dynamic")
 
 
 def test_a_model_of_another_kind_has_no_rounds() -> None:

@@ -147,6 +147,10 @@ class DeviceGrowth:
         fill(self.text, batch)
         self.told.bring(sequences, budgets)
 
+    @property
+    def fixed(self) -> bool:
+        return self.run.graph is not None
+
     def rest(self) -> None:
         """Until a batch comes nothing is written."""
         self.text.packed.counts.zero_()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.sequence import Sequence
+from forerun.drafters import side_growth
 from forerun.drafters.device_growth import DeviceGrowth, fits
 from forerun.drafters.drafter import Budget, Drafter
 from forerun.drafters.head_ahead import HeadAhead, HeadRun
@@ -50,7 +51,10 @@ class InRounds(Protocol):
         """None where it reads no text."""
         ...
 
-    def takes(self, spec: TreeSpec) -> bool: ...
+    @property
+    def possible(self) -> bool:
+        """Whether the trees that it likes can be grown in rounds."""
+        ...
 
     def growth(self, spec: TreeSpec, texts: int, raced: bool) -> Growth:
         """For so many texts, none of them long."""
@@ -62,12 +66,13 @@ class InRounds(Protocol):
 
 
 def in_rounds(drafter: Drafter, graphs: Graphs) -> InRounds | None:
-    """None for a drafter that works in another way, or elsewhere."""
+    """None for a drafter that works in another way, or elsewhere, or grows other trees."""
+    made: InRounds | None = None
     if isinstance(drafter, SideDrafter):
-        return SideInRounds(drafter, graphs)
-    if isinstance(drafter, FeatureDrafter) and isinstance(drafter.ahead, HeadAhead):
-        return HeadInRounds(drafter, drafter.ahead) if drafter.ahead.model.static is not None else None
-    return None
+        made = SideInRounds(drafter, graphs)
+    elif isinstance(drafter, FeatureDrafter) and isinstance(drafter.ahead, HeadAhead):
+        made = HeadInRounds(drafter, drafter.ahead) if drafter.ahead.model.static is not None else None
+    return made if made is not None and made.possible else None
 
 
 # --- heads that go on from state to state --------------------------------------------------------------------------
@@ -81,7 +86,9 @@ class HeadInRounds:
     def context_length(self) -> int | None:
         return self.ahead.model.context_length
 
-    def takes(self, spec: TreeSpec) -> bool:
+    @property
+    def possible(self) -> bool:
+        spec = self.drafter.spec
         return fits(spec) and spec.width <= self.ahead.model.vocab_size
 
     def growth(self, spec: TreeSpec, texts: int, raced: bool, blocks: int = 1) -> DeviceGrowth:
@@ -130,8 +137,9 @@ class SideInRounds:
         self.drafter, self.graphs, self.pool = drafter, graphs, graphs.pool()
         self.known: dict[tuple[Any, ...], SideGrowth] = {}
 
-    def takes(self, spec: TreeSpec) -> bool:
-        return spec.dynamic and spec.width <= self.drafter.heads.vocabulary
+    @property
+    def possible(self) -> bool:
+        return side_growth.fits(self.drafter.heads, self.drafter.spec)
 
     def growth(self, spec: TreeSpec, texts: int, raced: bool) -> SideGrowth:
         key = spec, texts, raced

@@ -59,6 +59,11 @@ class Growth(Protocol):
     @property
     def run(self) -> Callable[[], DraftTree]: ...
 
+    @property
+    def fixed(self) -> bool:
+        """Whether the trees of all runs lie in the same place."""
+        ...
+
     def rest(self) -> None:
         """There are no texts, so nothing is to be written."""
         ...
@@ -91,12 +96,14 @@ class Rounds:
         growth.rest()
         self.tree = growth.run()
         graphs, pool, what = growth.graphs, growth.pool, f"rounds of {texts} texts"
-        self._lay = Replayed(self._lay_rows, graphs, pool, what)
+        # A graph reads where something lay when it was captured: trees, and what the target's pass gives, must stay.
+        self._lay: Callable[[], bool] = self._lay_rows
+        if growth.fixed:
+            self._lay = Replayed(self._lay_rows, graphs, pool, what)
         self._lay()
         self.result = self.target.run()
-        # A graph reads where something lay when it was captured: what the target's pass gives must stay there.
         self._take_over: Callable[[], Tensor] = self._settle
-        if self.target.fixed:
+        if growth.fixed and self.target.fixed:
             self._take_over = Replayed(self._settle, graphs, pool, what)
 
     def begin(self, contexts: Many[int], blocks: Many[list[int]]) -> None:

@@ -147,6 +147,7 @@ class Suffix:
         """Remember the outputs of a file too."""
         for output in _outputs(Path(path), self.vocabulary):
             self._remember(output)
+        self._read_outputs()
 
     def _guess(self, sequence: Sequence, budget: Budget) -> Guess:
         text, options = sequence.tokens, self.options

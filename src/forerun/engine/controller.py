@@ -63,7 +63,7 @@ OFTEN, SELDOM = 16, 512
 STANDS = 4
 """Passes for which a choice stands where the texts are the same and nothing is tried: choosing takes the host time that
 an accelerator would have to wait."""
-RETURN = 8
+RETURN = 32
 """Choices after which a text that was left out is drafted for again."""
 POOR = 0.8
 """How much less than the time of its rows a text's drafts give before it is left out."""
@@ -227,7 +227,7 @@ class Controller:
         for text, count, committed in zip(texts, drafted, tokens, strict=True):
             if not count:
                 continue
-            gain, standing = committed - 1, self.texts.setdefault(text, Standing())
+            gain, standing = committed - 1, self.texts.get(text) or Standing()  # which one that is over has not
             level, shape, luck = (max(LEAST, each.value) for each in (self.level, self.shape[size], standing.luck))
             if size != times.chosen and standing.luck.count >= SETTLED:
                 self.shape[size].add(gain / (level * luck), luck)

@@ -67,7 +67,7 @@ class DraftingAhead:
         return None if drafts is None else cls(target, drafts, cache)
 
     def begin(self, turns: Many[Turn], most: int, settings: SettingsMemo) -> Run | None:
-        """A run of up to `most` rounds, with what it needs reserved in both caches; None where every round has to be
+        """A run of up to `most` rounds, with what it needs reserved; None where every round has to be
         looked at."""
         spec, sequences = self._spec(turns), [turn.job.sequence for turn in turns]
         if spec is None or not self.target.writes_ahead or not plain_laws(sequences):
@@ -105,14 +105,9 @@ class DraftingAhead:
         if any(turn.budget is None or turn.chain or turn.forced for turn in turns):
             return None
         allowed = [turn.budget.nodes for turn in turns if turn.budget is not None and turn.budget.nodes]
-        if 2 * len(allowed) < len(turns) or not self.possible:
+        if 2 * len(allowed) < len(turns):
             return None
         return self._within(min(allowed))
-
-    @property
-    def possible(self) -> bool:
-        """Whether there are rounds for the trees of this drafter."""
-        return self.drafts.takes(self.drafts.drafter.spec)
 
     def _within(self, nodes: int) -> TreeSpec:
         spec = self.drafts.drafter.spec
@@ -137,7 +132,7 @@ def _way(job: Job) -> str | None:
 
 @dataclass(eq=False)
 class Run:
-    """Iterate over `rounds`, which gives a verdict on each text's tree; then `finish`."""
+    """Iterate over `rounds`, which gives a verdict on each text's tree."""
 
     owner: DraftingAhead
     turns: list[Turn]
@@ -197,8 +192,9 @@ class Run:
         """What a request allows; where its text ends is found by the host."""
         assert turn.budget is not None
         depth = turn.job.draft.depth
-        nodes = min(self.spec.size, turn.budget.nodes)
-        return Budget(nodes, min(nodes, self.spec.depth if depth is None else min(self.spec.depth, depth)))
+        nodes, width = min(self.spec.size, turn.budget.nodes), self.spec.width
+        depth = min(nodes, self.spec.depth if depth is None else min(self.spec.depth, depth))
+        return Budget(min(nodes, width + width * width * max(0, depth - 1)), depth)
 
     def _choose(self, rounds: Rounds) -> Choose:
         device, count = rounds.device, len(self.turns)

@@ -85,7 +85,7 @@ class Engine:
             max_rows=max_rows,
             max_nodes=MAX_NODES,
             max_drafting=max_drafting,
-            max_beside=most_beside(target, in_runs=self.ahead is not None and self.ahead.possible),
+            max_beside=most_beside(target, in_runs=self.ahead is not None),
             prompts_alone=prompts_alone,
             controller=controller,
         )

@@ -100,4 +100,4 @@ class Standing:
     luck: Mean = field(default_factory=lambda: Mean(1.0, OWN_MEMORY))
     """What its drafts gain, as a multiple of what is usual."""
     left_out: int = 0
-    """Steps since it was last drafted for."""
+    """Choices since it was last drafted for."""

@@ -62,7 +62,7 @@ def _captures(engine: Engine, static: StaticPass) -> Iterator[Callable[[], objec
         texts *= 2
     if isinstance(engine.drafter, NoDrafter):
         return
-    if engine.ahead is not None and engine.ahead.possible:
+    if engine.ahead is not None:
         if isinstance(engine.ahead.drafts, HeadInRounds):
             head = engine.ahead.drafts.ahead
             assert head.model.static is not None
