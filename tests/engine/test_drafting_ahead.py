@@ -4,6 +4,7 @@ kernels, without a graph; on a device the same launches are captured."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.controller import Controller
 from forerun.engine.drafting_ahead import DraftingAhead
 from forerun.engine.engine import Engine
+from forerun.engine.experience import WHOLE
 from forerun.engine.request import DraftOptions, Request, Update
 from forerun.models.heads.side_heads import SideHeads
 from forerun.models.static.static_pass import StaticPass
@@ -453,11 +455,22 @@ def test_a_controller_tries_in_short_runs_and_leaves_nobody_out(rounds: list[int
     assert sum(each.tries[size] for each in controller.times.values() for size in range(1, 5)) >= 2
 
 
-def test_texts_that_are_over_leave_nothing_with_the_controller() -> None:
-    model, controller = target(), Controller()
+class Whole(Controller):
+    """Has all drafted that there is."""
+
+    def limits(self, texts: Many[int]) -> list[int | None]:
+        super().limits(texts)
+        self._size, self._drafting, self.trying = WHOLE, set(texts), False
+        return [None] * len(texts)
+
+
+def test_texts_that_are_over_leave_nothing_with_the_controller(rounds: list[int]) -> None:
+    model, controller = target(), Whole()
     engine = Engine(model, side_drafter(model, "medusa"), slots=1024, controller=controller)
-    finished(engine, [request(number, 60, **GREEDY) for number in range(4)])
-    assert engine.statistics.drafted
+    for number in range(3):
+        finished(engine, [request(number, 30, **GREEDY)])
+    assert rounds
+    assert controller.level.count > 10  # it has learnt
     assert not controller.texts
 
 
