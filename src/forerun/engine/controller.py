@@ -85,8 +85,8 @@ class Controller:
     ) -> None:
         """It begins with what another one, of the same target and drafter, has learnt; else with the `gains` of each
         size that were measured of the drafter once, of which it believes what sizes gain beside each other. Where a
-        drafter `carries` what it needs from one step to the next, the first step of a size says little of it, and a
-        size is tried for two."""
+        drafter `carries` what it needs from one step to the next, the first step of a size says little of it, and for a
+        text that is alone a size is tried for two."""
         self.carries = carries
         self.most = 0
         """That was ever drafted for a text."""
@@ -125,7 +125,7 @@ class Controller:
         times = self._times(len(texts))
         standings = [self.texts.setdefault(text, Standing()) for text in texts]
         trial = self._trial(times, standings)
-        if self.carries and self.trying and self._new and self._size != PLAIN:
+        if self._carried(texts) and self.trying and self._size != PLAIN:
             trial = self._size
         self.trying = trial is not None
         self._size = self._best(times, standings) if trial is None else trial
@@ -180,8 +180,13 @@ class Controller:
         if size != PLAIN:
             self._tries[size] += 1
             self.most = max(self.most, *drafted)
-            if not (self.carries and self._new):
+            if not self._carried(texts):
                 self._learn(times, size, texts, drafted, tokens)
+
+    def _carried(self, texts: Many[int]) -> bool:
+        """Whether the last step drafted from what one of another size had left. With many texts a second step of a try
+        costs more than it tells."""
+        return self.carries and self._new and len(texts) == 1
 
     def read(self, rows: int, seconds: float) -> None:
         """How long a step took that also read prompts."""
