@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
