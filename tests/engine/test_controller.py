@@ -236,8 +236,9 @@ def test_what_is_carried_from_step_to_step_is_tried_for_two() -> None:
 
 
 def test_a_choice_stands_for_some_passes_and_for_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once every size is known; and a try is a choice of its own."""
+    """On an accelerator, once every size is known; and a try is a choice of its own."""
     controller = Controller()
+    controller.rounded = True
     made: list[int] = []
     best = controller._best
 
@@ -272,6 +273,7 @@ def test_a_choice_stands_for_some_passes_and_for_the_same_texts(monkeypatch: pyt
 
 def test_a_text_that_is_left_out_comes_back_seldom() -> None:
     controller, drafted, passes = Controller(), 0, 3000
+    controller.rounded = True
     for _ in range(passes):
         limits = controller.limits([0, 1, 2, 3, 4, 5])
         sizes = [60 if limit is None else limit for limit in limits]

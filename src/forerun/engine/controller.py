@@ -61,8 +61,8 @@ SAVED = 5.0
 OFTEN, SELDOM = 16, 512
 """Passes between two tries of a size that may be best, and of any."""
 STANDS = 4
-"""Passes for which a choice stands where the texts are the same and nothing is tried: choosing takes the host time that
-an accelerator would have to wait."""
+"""Passes for which a choice stands on an accelerator, where the texts are the same and nothing is tried: it would have
+to wait while the host chooses."""
 RETURN = 32
 """Choices after which a text that was left out is drafted for again."""
 POOR = 0.8
@@ -101,7 +101,7 @@ class Controller:
         self.together = False
         """Whether all texts of a step have rows for as much as any of them drafts: then none is worth leaving out."""
         self.rounded = False
-        """Whether a step takes as long as one of the next power of two of texts."""
+        """Whether there is an accelerator: a step takes as long as one of the next power of two of texts."""
         self.row = 0.0
         """Seconds of a row where many are read at once, at the fastest; 0 until that was seen."""
         self._tries = [0] * len(SIZES)
@@ -135,8 +135,8 @@ class Controller:
                 standing.left_out = 0 if drafts else standing.left_out + 1
         self._drafting = {text for text, drafts in zip(texts, worthy, strict=True) if drafts}
         self._limits = [SIZES[self._size] if drafts else 0 for drafts in worthy]
-        known = all(times.of(size) is not None for size in self._sizes())
-        self._asked, self._stands = list(texts), STANDS if known else 0
+        stands = self.rounded and all(times.of(size) is not None for size in self._sizes())
+        self._asked, self._stands = list(texts), STANDS if stands else 0
         return self._limits
 
     def usual(self, texts: Many[int]) -> list[int | None]:
