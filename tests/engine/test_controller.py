@@ -145,6 +145,22 @@ def test_a_try_in_which_something_is_captured_is_paid_for() -> None:
     assert controller.times[1].of(1) is None
 
 
+def test_a_step_in_which_the_drafter_knew_nothing_is_no_try() -> None:
+    """It cost nothing that could have been had: what may be lost by trying stays."""
+    controller = Controller()
+    Machine(lambda texts, rows: 1.0, lambda texts, nodes: 0.0, 16).write(controller, [0.7], 200, 1)
+    controller.credit, found = 1.0, 0
+    for _ in range(40):
+        (limit,) = controller.limits([1])
+        if limit == 0 or controller.trying:
+            controller.observe([1], [0], [1], 1.0)
+            continue
+        found, before = found + 1, controller.credit
+        controller.observe([1], [0], [1], 1.0)
+        assert controller.credit > before
+    assert found > 5
+
+
 def test_what_drafts_take_beside_themselves_counts_and_is_forgotten() -> None:
     """A head reads what it had put off when it is to draft: where that takes longer than drafts gain, nothing is
     drafted; but one long pause is not held against them for ever."""

@@ -218,7 +218,7 @@ class Controller:
         if times.chosen == PLAIN:
             times.beside[True] *= (1 - 1 / FORGOTTEN) ** steps  # else what it once took would never be seen again
         self.credit += TRIED * min(seconds, 4 * steps * best)
-        if size != times.chosen:
+        if self.trying and size != times.chosen:  # else the drafter knew nothing to draft
             usual = self._tokens(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
             likely = BEYOND * steps * self._foreseen(times, len(texts), size)
             extra = max(0.0, beside - steps * times.beside[times.chosen != PLAIN])
