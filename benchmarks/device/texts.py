@@ -165,6 +165,9 @@ def controlled(
         rows: list[dict[str, Any]] = []
         for name in names:
             rows.append(_row(measured, name, batch, records[name], records["none"], None, questions, settings))
+            whole = records.get(name.removesuffix(ADAPTIVE))
+            if batch == 1 and name.endswith(ADAPTIVE) and whole is not None:
+                rows[-1]["same"] = _where_same(records[name], whole, records["none"])
             print(_line(rows[-1]), flush=True)
         for llm in llms.values():
             llm.close()
@@ -292,6 +295,17 @@ def _row(
     }
 
 
+def _where_same(own: Record, whole: Record, plain: Record) -> dict[str, float]:
+    """Speedups of both over the answers, one at a time, in which an adaptive engine wrote the text of a fixed tree:
+    where texts part, one may be easier to foresee than the other."""
+    places = [place for place, tokens in enumerate(own.tokens) if tokens == whole.tokens[place]]
+    tokens = sum(len(own.tokens[place]) for place in places)
+    plainly = tokens / (sum(map(len, plain.tokens)) / sum(plain.seconds))
+    spent = [sum(record.seconds[place] for place in places) for record in (own, whole)]
+    adaptive, fixed = (plainly / seconds if seconds else 0.0 for seconds in spent)
+    return {"answers": len(places), "tokens": tokens, "speedup": adaptive, "speedup_whole": fixed}
+
+
 def _difference(judge: LLM, prompt: str, own: list[int], right: list[int]) -> dict[str, Any]:
     """Where two texts part, and how far apart the two tokens are there (the logarithms of their probabilities): with
     the text read as a prompt, and again with its end written token by token, to see how far rounding moves that."""
@@ -316,12 +330,14 @@ def _difference(judge: LLM, prompt: str, own: list[int], right: list[int]) -> di
 def _line(row: dict[str, Any]) -> str:
     shares = ", ".join(f"{phase} {100 * share:.1f}%" for phase, share in row["shares"].items())
     gaps = [None if each["gap"] is None else round(each["gap"], 3) for each in row["differences"]]
+    same = row.get("same")
+    beside = "" if same is None else f" {same['speedup']:.3f}× of {same['speedup_whole']:.3f}× in {same['answers']};"
     return (
         f"{row['model']:>5} batch {row['batch']:2} {row['drafter']:<19} {row['tokens_per_second']:8.1f} tokens/s, "
         f"{row['tokens_per_pass']:.2f} a pass, {row['speedup']:.2f}× ({row['speedup_settled']:.2f}× without captures, "
         f"{row['speedup_writing']:.2f}× between prompts, "
-        f"{row['reading_seconds']:.2f} s of prompts, {row['captures']} captures in {row['capture_seconds']:.2f} s); "
-        f"{row['identical']}/{row['answers']} identical, gaps {gaps}; {shares}"
+        f"{row['reading_seconds']:.2f} s of prompts, {row['captures']} captures in {row['capture_seconds']:.2f} s);"
+        f"{beside} {row['identical']}/{row['answers']} identical, gaps {gaps}; {shares}"
     )
 
 
