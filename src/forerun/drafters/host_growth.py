@@ -8,6 +8,7 @@ nothing off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from typing import Protocol, runtime_checkable
 
@@ -82,7 +83,8 @@ class _Growing:
         self.frontier = [0] if depth > 0 else []
 
     def expand(self, tokens: list[list[int]], shares: list[list[float]], last: bool) -> None:
-        """Children of the frontier; then the most valuable of them are the next one."""
+        """Children of the frontier; then the most valuable of them are the next one, but for those that will not be
+        kept: what grows from them is worth no more than they are, so it will not be kept either."""
         first = len(self.tokens)
         for node, own, chances in zip(self.frontier, tokens, shares, strict=True):
             for token, chance in zip(own, chances, strict=True):
@@ -91,7 +93,9 @@ class _Growing:
                     self.parents.append(node)
                     self.values.append(self.values[node] + min(chance, 0.0))
         values = self.values
-        self.frontier = [] if last else sorted(range(first, len(values)), key=lambda i: -values[i])[: self.width]
+        best = [] if last else sorted(range(first, len(values)), key=lambda i: -values[i])[: self.width]
+        least = sorted(values, reverse=True)[self.size - 1] if len(values) >= self.size else -math.inf
+        self.frontier = [node for node in best if values[node] > least]
 
     def ask(self) -> tuple[list[int], list[int]]:
         """The frontier's tokens, and the numbers of the nodes above."""
