@@ -17,8 +17,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TRAINED = ROOT / "src" / "forerun" / "trained"
-RESULTS = [ROOT / "results" / name for name in ("trained.json", "trained-few.json")]
-"""Of all questions, and of some on a CPU where that is all there is."""
+FILES = ("trained-alone-eagle", "trained-alone", "trained", "trained-few")
+"""Of all questions, one at a time and in batches, and of some on a CPU where that is all there is."""
+RESULTS = [ROOT / "results" / f"{name}.json" for name in FILES]
 PAPERS = {
     "blockwise": "blockwise parallel decoding (Stern et al., 2018)",
     "draft": "a small transformer distilled from the target, for `draft_model`",
@@ -49,7 +50,7 @@ def card(folder: Path, results: list[Mapping[str, Any]]) -> str:
         "## How it was trained",
         _recipe(manifest),
         "## What was measured",
-        "\n\n".join(_measured(method, each) for each in results) or "Nothing yet beside that.",
+        "\n\n".join(_measured(manifest, each) for each in results) or "Nothing yet beside that.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -93,8 +94,8 @@ def _rows(method: str, result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row for row in result["rows"] if row["method"] == method and "error" not in row]
 
 
-def _measured(method: str, result: Mapping[str, Any]) -> str:
-    own, made = _rows(method, result), result["provenance"]
+def _measured(manifest: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    own, made = _rows(manifest["method"], result), result["provenance"]
     git = made.get("git") or {}
     commit = git.get("commit", "unknown")[:9] + (" with changes" if git.get("dirty") else "")
     labels = list(dict.fromkeys((row["tree"], row["rule"], row["temperature"]) for row in own))
@@ -107,11 +108,19 @@ def _measured(method: str, result: Mapping[str, Any]) -> str:
             cells.append(f"{found[0]['tokens_per_pass']:.2f}" if found else "")
         lines.append(f"| {category} | {' | '.join(cells)} |")
     questions = max(row["questions"] for row in own)
+    batch = made["arguments"]["batch"]
     told = (
         f"First turns of {questions} questions of Spec-Bench's development half, up to "
-        f"{made['arguments']['max_tokens']} tokens, on {made['device']}; made with commit {commit}."
+        f"{made['arguments']['max_tokens']} tokens, {'one' if batch == 1 else batch} at a time, on {made['device']}; "
+        f"made with commit {commit}{before_learning(manifest, result)}."
     )
     return "\n".join([*lines, "", told])
+
+
+def before_learning(manifest: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """What to say of figures that are older than the weights."""
+    older = result["provenance"]["time"] < manifest["provenance"]["time"]
+    return ", before the last of its trainings" if older else ""
 
 
 def main() -> None:

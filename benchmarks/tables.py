@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import certificates, controller_table, prediction_table, serve_tables
+from benchmarks import cards, certificates, controller_table, prediction_table, serve_tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/log.md")
@@ -307,7 +307,7 @@ def trained_cpu() -> str:
 def trained() -> str:
     """Tokens per pass of the drafters that come with Forerun."""
     parts = []
-    for name in ("trained", "trained-few"):
+    for name in cards.FILES:
         result = load(name)
         cells: dict[tuple[str, float], dict[str, float]] = {}
         failed = [row for row in result["rows"] if "error" in row]
@@ -323,8 +323,9 @@ def trained() -> str:
             spread = f"{min(chat):.2f}–{max(chat):.2f}"
             lines.append(f"| {label} | {heat:g} | **{own['overall']:.2f}** | {tasks} | {spread} |")
         lines += [f"| {row['label']} | {row['temperature']:g} | failed |" + " |" * (len(TASKS) + 1) for row in failed]
-        questions = result["provenance"]["arguments"]["questions"]
-        parts.append("\n".join([*lines, "", f"<sub>{questions} questions.</sub> {footnote(result)}"]))
+        asked = result["provenance"]["arguments"]
+        told = f"{asked['questions']} questions, {'one' if asked['batch'] == 1 else asked['batch']} at a time."
+        parts.append("\n".join([*lines, "", f"<sub>{told}</sub> {footnote(result)}"]))
     return "\n\n".join(parts)
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -478,3 +478,10 @@ def test_refusals(tmp_path: Path) -> None:
             Parallel(Options(), tiny(), torch.zeros(2, 16), empty)
     with pytest.raises(ValueError, match="combine keeps drafts only"):
         make_drafter("combine", setup(), {"first": "parallel"})
+
+
+def test_more_rows_promise_no_less() -> None:
+    made = drafter(nodes=24)
+    assert len(made.gains) == 25
+    assert made.gains[0] == 0 < made.gains[2] < made.gains[24]
+    assert all(less <= more + 1e-9 for less, more in pairwise(made.gains))

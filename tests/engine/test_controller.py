@@ -11,8 +11,9 @@ import torch
 
 from forerun.core.params import SamplingParams
 from forerun.drafters.none import NoDrafter
+from forerun.drafters.parallel import Parallel
 from forerun.engine.build import build_engine
-from forerun.engine.controller import Controller
+from forerun.engine.controller import GUESSED, Controller
 from forerun.engine.engine import Engine
 from forerun.engine.experience import SIZES
 from forerun.engine.loaded import LoadedModel
@@ -82,16 +83,19 @@ def test_the_next_engine_begins_with_what_the_last_one_learnt(tmp_path: Path) ->
     assert engine(4, adaptive=False).controller is None
 
 
-@pytest.mark.parametrize("name", ["ngram", "parallel"])
-def test_it_is_told_who_carries_what_he_needs(name: str, tmp_path: Path) -> None:
+def test_it_begins_with_what_a_drafter_promises_of_each_size(tmp_path: Path) -> None:
     model = LoadedModel.load(save_tiny_model(tmp_path / "model"), dtype="float32", device="cpu")
     assert isinstance(model.target, Transformer)
     weight = torch.zeros(2, model.target.config.hidden_size)
     write_head(tmp_path / "head", HeadFolder("parallel", {}, {"look_ahead.weight": weight}, {}))
-    options = {"path": str(tmp_path / "head")} if name == "parallel" else {}
-    engine = build_engine(model, name, options, max_batch=1, cache_tokens=256, adaptive=True)
+    engine = build_engine(
+        model, "parallel", {"path": str(tmp_path / "head")}, max_batch=1, cache_tokens=256, adaptive=True
+    )
     assert engine.controller is not None
-    assert engine.controller.carries == (name == "parallel")
+    assert isinstance(engine.drafter, Parallel)
+    believed = [each.value for each in engine.controller.shape]
+    assert believed[1] == pytest.approx(engine.drafter.gains[2] / engine.drafter.gains[-1])
+    assert believed[-1] == 1 > believed[2] > believed[1] > believed[0] == 0
 
 
 def test_the_text_does_not_change() -> None:
@@ -241,14 +245,15 @@ def written(controller: Controller, seed: int, steps: int = 2000) -> float:
     return tokens / seconds
 
 
-def test_what_is_carried_from_step_to_step_is_tried_for_two() -> None:
-    """A larger size gains nothing in its first step, and the one behind it is not to be thanked for."""
+def test_a_promise_keeps_it_from_what_a_first_step_seems_to_say() -> None:
+    """A larger size gains nothing in its first step, so that tries of one step belittle it."""
     best = 1.76 / 1.26
-    paired, single = (
-        sum(written(Controller(carries=carries), seed) for seed in range(4)) / 4 for carries in (True, False)
+    promised, guessed = (
+        sum(written(Controller(gains=gains), seed) for seed in range(8)) / 8
+        for gains in ([0.0, 0.21, 0.44, 0.56, 0.76], GUESSED)
     )
-    assert paired > 0.97 * best
-    assert single < paired - 0.02 * best
+    assert promised > 0.97 * best
+    assert guessed < promised - 0.02 * best
 
 
 def test_a_choice_stands_for_some_passes_and_for_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:

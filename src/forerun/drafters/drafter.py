@@ -129,14 +129,6 @@ class Expects(Protocol):
 
 
 @runtime_checkable
-class Carries(Protocol):
-    """A drafter whose drafts come of rows that the step before had beside its own: what more rows gain is seen a step
-    later."""
-
-    carries: bool
-
-
-@runtime_checkable
 class PutsOff(Protocol):
     """A drafter that reads what it has seen when it is to draft, and not before."""
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from torch import Tensor
@@ -144,6 +145,13 @@ class Planner:
             self._layouts[key] = self._made(*key)
         return self._layouts[key]
 
+    def gains(self) -> tuple[float, ...]:
+        """Tokens that are expected to come of 0, 1, 2, … rows beside the root, in every step."""
+        lengths = [self._length(rows, self.depth) for rows in range(1 + self.rows)]
+        return tuple(
+            self._promise(*self._plan(rows, length, length, 2 * length)) for rows, length in enumerate(lengths)
+        )
+
     def _made(self, rows: int, depth: int, longest: int, reach: int) -> Layout:
         length = self._length(rows, longest)
         drafts, chains = self._plan(rows, min(depth, length), length, reach)
@@ -208,7 +216,6 @@ class Planner:
 class Parallel:
     drawing = Drawing.FIXED
     layers: tuple[int, ...] = ()
-    carries = True
 
     def __init__(
         self, options: Options, target: TargetModel, embeddings: Tensor, accuracies: Many[Many[float]] = ACCURACIES
@@ -230,6 +237,10 @@ class Parallel:
         self.top = max(1, self.plan.width)
         self._guesses: dict[int, list[list[int]]] = {}
         """By text, where the last accepted node had look-ahead rows: candidates by depth and rank."""
+
+    @cached_property
+    def gains(self) -> tuple[float, ...]:
+        return self.plan.gains()
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         trees: list[tuple[list[int], list[int]]] = []

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from forerun.core.params import SamplingParams
-from forerun.drafters.drafter import Carries, Drafter, Expects, Resumes
+from forerun.drafters.drafter import Drafter, Expects, Resumes
 from forerun.drafters.find import Setup, make_drafter
 from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.engine.completion import Transcript
@@ -44,8 +44,7 @@ def build_engine(
     controller = None
     if adaptive:
         key = f"{drafter} {sorted((name, str(value)) for name, value in options.items())}"
-        carries = isinstance(made, Carries) and made.carries
-        controller = model.controllers[key] = Controller(model.controllers.get(key), _gains(made), carries=carries)
+        controller = model.controllers[key] = Controller(model.controllers.get(key), _gains(made))
     engine = Engine(
         model.target,
         made,

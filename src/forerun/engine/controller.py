@@ -45,11 +45,11 @@ GUESSED = (0.0, 0.4, 0.65, 0.85, 1.0)
 """What a size gains beside the whole, as long as nothing else is known."""
 LEVEL = 0.8
 """Tokens that whole drafts are guessed to gain."""
-SETTLED = 12.0
+SETTLED = 14.0
 """What a text's luck must count before its drafts say what a size gains: at first it is a guess."""
 LEAST = 0.05
 """Below this nothing is divided by a gain."""
-CLEARLY = 0.1
+CLEARLY = 0.2
 """How much better another size must be, over the root of the drafts that were seen of it."""
 TRIED = 0.009
 """Of all time, what may be lost by trying."""
@@ -80,14 +80,9 @@ BEYOND = 1.5
 
 
 class Controller:
-    def __init__(
-        self, before: Controller | None = None, gains: Many[float] = GUESSED, *, carries: bool = False
-    ) -> None:
+    def __init__(self, before: Controller | None = None, gains: Many[float] = GUESSED) -> None:
         """It begins with what another one, of the same target and drafter, has learnt; else with the `gains` of each
-        size that were measured of the drafter once, of which it believes what sizes gain beside each other. Where a
-        drafter `carries` what it needs from one step to the next, the first step of a size says little of it, and for a
-        text that is alone a size is tried for two."""
-        self.carries = carries
+        size that were measured of the drafter once, of which it believes what sizes gain beside each other."""
         self.most = 0
         """That was ever drafted for a text."""
         self.level = Mean(LEVEL, LEVEL_MEMORY)
@@ -106,7 +101,6 @@ class Controller:
         """Seconds of a row where many are read at once, at the fastest; 0 until that was seen."""
         self._tries = [0] * len(SIZES)
         self._size = PLAIN
-        self._last, self._new = PLAIN, False  # the size of the last step, and whether the one before had another
         self._drafting: set[int] = set()
         self._asked: list[int] = []
         self._limits: list[int | None] = []
@@ -125,8 +119,6 @@ class Controller:
         times = self._times(len(texts))
         standings = [self.texts.setdefault(text, Standing()) for text in texts]
         trial = self._trial(times, standings)
-        if self._carried(texts) and self.trying and self._size != PLAIN:
-            trial = self._size
         self.trying = trial is not None
         self._size = self._best(times, standings) if trial is None else trial
         worthy = self._worthy(times, standings, self._size)
@@ -162,7 +154,6 @@ class Controller:
         not `settled`: it says nothing of how long its like take, but if it was a try, it was paid for."""
         times = self._times(len(texts))
         size = self._size if any(drafted) else PLAIN
-        self._last, self._new = size, size != self._last
         self._stands -= steps
         if not settled:
             usual = steps * self._foreseen(times, len(texts), size)
@@ -180,13 +171,7 @@ class Controller:
         if size != PLAIN:
             self._tries[size] += 1
             self.most = max(self.most, *drafted)
-            if not self._carried(texts):
-                self._learn(times, size, texts, drafted, tokens)
-
-    def _carried(self, texts: Many[int]) -> bool:
-        """Whether the last step drafted from what one of another size had left. With many texts a second step of a try
-        costs more than it tells."""
-        return self.carries and self._new and len(texts) == 1
+            self._learn(times, size, texts, drafted, tokens)
 
     def read(self, rows: int, seconds: float) -> None:
         """How long a step took that also read prompts."""

@@ -18,9 +18,9 @@ FEW = 3
 """Steps up to which the lower of two in the middle is their median."""
 FIRST_TRIES = 2
 """Steps of a size before it is judged: the slower one of two was cold."""
-DOUBT, SHAPE_DOUBT = 4.0, 40.0
-"""Drafts that a guess counts as: of what they gain, and of what sizes gain beside each other."""
-LEVEL_MEMORY, SHAPE_MEMORY, OWN_MEMORY = 80.0, 400.0, 30.0
+DOUBT, SHAPE_DOUBT, OWN_DOUBT = 4.0, 200.0, 8.0
+"""Drafts that a guess counts as: of what they gain, of what sizes gain beside each other, and of one text's luck."""
+LEVEL_MEMORY, SHAPE_MEMORY, OWN_MEMORY = 80.0, 800.0, 40.0
 """Drafts that a mean is of: of what drafts gain, of what sizes gain beside each other, and of one text's luck."""
 
 
@@ -97,7 +97,7 @@ class Mean:
 class Standing:
     """Of one text."""
 
-    luck: Mean = field(default_factory=lambda: Mean(1.0, OWN_MEMORY))
+    luck: Mean = field(default_factory=lambda: Mean(1.0, OWN_MEMORY, OWN_DOUBT))
     """What its drafts gain, as a multiple of what is usual."""
     left_out: int = 0
     """Choices since it was last drafted for."""
