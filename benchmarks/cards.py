@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,16 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
         lines.append(
             f"{number}. {each['steps']:,} steps of {loop['batch_tokens'] or loop['batch']:,} "
             f"{'tokens' if loop['batch_tokens'] else 'texts'} in {each['learning_seconds']:.0f} s on one "
-            f"{made['device']}, beside other trainings; {loop.get('optimizer', 'adamw')}, learning rate "
+            f"{made['device']}, beside other trainings, on {each['data']['answer_tokens']:,} tokens of "
+            f"{each['data']['texts']:,} answers{', repeats counted' if more else ''}; {loop.get('optimizer', 'adamw')}, learning rate "
             f"{loop['learning_rate']:g}; {chosen}. With chains of {found['chain']} it drafted "
             f"{found['after']:.2f} tokens per pass on {each['data']['held_back']} prompts that were held back, "
             f"{found['before']:.2f} before. Commit {(made['git'] or {}).get('commit', 'unknown')[:9]}."
         )
     data = manifest["data"]
     source = (
-        f"On {data['answer_tokens']:,} tokens that the target wrote itself, in {data['texts']:,} answers to "
-        f"{data['prompts']:,} prompts ([which](../DATA.md)), a part greedily and the rest at temperature 1. Weights "
+        f"On what the target itself answered to {data['prompts']:,} prompts ([which](../DATA.md)), a part greedily and "
+        f"the rest at temperature 1. Weights "
         f"are stored in {manifest.get('stored_bits', manifest['options']['bits'])} bits."
     )
     trained_in = manifest["options"]["bits"]
@@ -119,7 +121,9 @@ def _measured(manifest: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 
 def before_learning(manifest: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     """What to say of figures that are older than the weights."""
-    older = result["provenance"]["time"] < manifest["provenance"]["time"]
+    began = datetime.fromisoformat(manifest["provenance"]["time"])
+    learnt = began + timedelta(seconds=manifest["last_session_seconds"])
+    older = datetime.fromisoformat(result["provenance"]["time"]) < learnt
     return ", before the last of its trainings" if older else ""
 
 

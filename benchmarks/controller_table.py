@@ -54,8 +54,8 @@ def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
             drafter = name.removesuffix(ADAPTIVE)
             fixed = rows.get((drafter, batch))
             beside = "" if fixed is None else f" of {fixed['speedup']:.2f}"
-            if "same" in row:
-                same = row["same"]
+            same = row.get("same", {"answers": 0})
+            if same["answers"] and same["speedup_whole"] > 1:
                 beside += f", {(same['speedup'] - 1) / (same['speedup_whole'] - 1):.0%} in {same['answers']}"
             yield (drafter, "H200", batch), f"{row['speedup']:.2f}{beside}"
 

@@ -123,9 +123,10 @@ class SharesCache(Protocol):
 class Expects(Protocol):
     """A drafter that was measured once."""
 
-    gains: tuple[float, ...]
-    """The tokens that trees of 0, 1, 2, … nodes, up to all that it likes to draft, were found to gain; empty where
-    nothing was measured."""
+    def gain(self, nodes: int | None) -> float:
+        """The tokens that it expects of a tree of so many nodes, None for all that it likes to draft, by what was found
+        then; 0 where nothing was."""
+        ...
 
 
 @runtime_checkable

@@ -93,9 +93,9 @@ class _Growing:
                     self.parents.append(node)
                     self.values.append(self.values[node] + min(chance, 0.0))
         values = self.values
-        best = [] if last else sorted(range(first, len(values)), key=lambda i: -values[i])[: self.width]
+        best = sorted(range(first, len(values)), key=lambda i: -values[i])[: self.width]
         least = sorted(values, reverse=True)[self.size - 1] if len(values) >= self.size else -math.inf
-        self.frontier = [node for node in best if values[node] > least]
+        self.frontier = [] if last else [node for node in best if values[node] > least]
 
     def ask(self) -> tuple[list[int], list[int]]:
         """The frontier's tokens, and the numbers of the nodes above."""
@@ -132,7 +132,7 @@ def grow_on_host(
     named: list[int] | None = None if run.ids is None else run.ids.tolist()
     ids: Tensor | None = run.ids
     for depth in range(max(tree.depth for tree in growing)):
-        if not any(tree.frontier for tree in growing):  # there was nothing to draft
+        if not any(tree.frontier for tree in growing):  # there was nothing to draft, or nothing more would be kept
             break
         logits = run.quick_roots() if depth == 0 else run.quick_level(*_asked(growing))
         members = [b for b, tree in enumerate(growing) for _ in tree.frontier]

@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
 from torch import Tensor
@@ -145,12 +144,10 @@ class Planner:
             self._layouts[key] = self._made(*key)
         return self._layouts[key]
 
-    def gains(self) -> tuple[float, ...]:
-        """Tokens that are expected to come of 0, 1, 2, … rows beside the root, in every step."""
-        lengths = [self._length(rows, self.depth) for rows in range(1 + self.rows)]
-        return tuple(
-            self._promise(*self._plan(rows, length, length, 2 * length)) for rows, length in enumerate(lengths)
-        )
+    def gain(self, rows: int) -> float:
+        """Tokens that are expected to come of so many rows beside the root, in every step."""
+        length = self._length(rows, self.depth)
+        return self._promise(*self._plan(rows, length, length, 2 * length))
 
     def _made(self, rows: int, depth: int, longest: int, reach: int) -> Layout:
         length = self._length(rows, longest)
@@ -229,6 +226,7 @@ class Parallel:
             )
         if not accuracies or not all(accuracies):
             raise ValueError("the table of accuracies has an empty row: give at least one rank for each depth")
+        self.measured = accuracies is not ACCURACIES
         target.add_embeddings(embeddings)
         self.vocabulary, self.context_length = target.vocab_size, target.context_length
         table = falling(accuracies, embeddings.shape[0], min(options.top, target.vocab_size))
@@ -238,9 +236,10 @@ class Parallel:
         self._guesses: dict[int, list[list[int]]] = {}
         """By text, where the last accepted node had look-ahead rows: candidates by depth and rank."""
 
-    @cached_property
-    def gains(self) -> tuple[float, ...]:
-        return self.plan.gains()
+    def gain(self, nodes: int | None) -> float:
+        if not self.measured:
+            return 0.0
+        return self.plan.gain(self.plan.rows if nodes is None else min(nodes, self.plan.rows))
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         trees: list[tuple[list[int], list[int]]] = []

@@ -34,6 +34,9 @@ class FeatureDrafter(DraftModel):
         self._states = ahead
         self.layers = head.taps
 
+    def gain(self, nodes: int | None) -> float:
+        return _expected(self.gains, nodes)
+
     def observe(self, observations: Many[Observation]) -> None:
         self._states.observe(observations)
 
@@ -98,6 +101,9 @@ class SideDrafter:
             features = {self.heads.layer: state[None]}
             self._seen[sequence.id] = Observation(sequence, [], features, sequence.position - 1)
 
+    def gain(self, nodes: int | None) -> float:
+        return _expected(self.gains, nodes)
+
     def last_state(self, sequence: Sequence) -> Tensor:
         """[H] what was observed of it last."""
         state: Tensor = self._seen[sequence.id].features[self.heads.layer][-1]
@@ -124,3 +130,13 @@ def side_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     made = SideDrafter(heads, spec, target.vocab_size, calibration.tau)
     made.gains = calibration.gains(spec)
     return made
+
+
+# --- both --------------------------------------------------------------------------------------------------------
+
+
+def _expected(gains: tuple[float, ...], nodes: int | None) -> float:
+    """`gains` of trees of 0, 1, 2, … nodes."""
+    if not gains:
+        return 0.0
+    return gains[-1 if nodes is None else min(nodes, len(gains) - 1)]

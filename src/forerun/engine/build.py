@@ -67,10 +67,9 @@ def build_engine(
 
 def _gains(drafter: Drafter) -> Sequence[float]:
     """Of each size that the controller chooses among."""
-    if not isinstance(drafter, Expects) or not drafter.gains:
+    if not isinstance(drafter, Expects) or not drafter.gain(None):
         return GUESSED
-    whole = len(drafter.gains) - 1
-    return [drafter.gains[whole if size is None else min(size, whole)] for size in SIZES]
+    return [drafter.gain(size) for size in SIZES]
 
 
 def request_for(model: LoadedModel, tokens: list[int], params: SamplingParams, draft: DraftOptions) -> Request:

@@ -82,7 +82,7 @@ BEYOND = 1.5
 class Controller:
     def __init__(self, before: Controller | None = None, gains: Many[float] = GUESSED) -> None:
         """It begins with what another one, of the same target and drafter, has learnt; else with the `gains` of each
-        size that were measured of the drafter once, of which it believes what sizes gain beside each other."""
+        size that the drafter expects, of which it believes what sizes gain beside each other."""
         self.most = 0
         """That was ever drafted for a text."""
         self.level = Mean(LEVEL, LEVEL_MEMORY)
@@ -108,7 +108,7 @@ class Controller:
         if before is not None:
             self.most, self.row, self._tries = before.most, before.row, list(before._tries)
             self.level = before.level.faded(2 * DOUBT)
-            self.shape = [each.faded(4 * SHAPE_DOUBT) for each in before.shape]
+            self.shape = [each.faded(2 * SHAPE_DOUBT) for each in before.shape]
             self.times = {texts: times.faded() for texts, times in list(before.times.items())}
 
     def limits(self, texts: Many[int]) -> list[int | None]:
@@ -203,7 +203,7 @@ class Controller:
         if times.chosen == PLAIN:
             times.beside[True] *= (1 - 1 / FORGOTTEN) ** steps  # else what it once took would never be seen again
         self.credit += TRIED * min(seconds, 4 * steps * best)
-        if self.trying and size != times.chosen:  # else the drafter knew nothing to draft
+        if self.trying and times.chosen != size == self._size:  # else the drafter knew nothing to draft
             usual = self._tokens(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
             likely = BEYOND * steps * self._foreseen(times, len(texts), size)
             extra = max(0.0, beside - steps * times.beside[times.chosen != PLAIN])
