@@ -76,7 +76,8 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
             f"{'tokens' if loop['batch_tokens'] else 'texts'} in {each['learning_seconds']:.0f} s on one "
             f"{made['device']}, beside other trainings, on {each['data']['answer_tokens']:,} tokens of "
             f"{each['data']['texts']:,} answers{', repeats counted' if more else ''}; "
-            f"{loop.get('optimizer', 'adamw')}, learning rate {loop['learning_rate']:g}; {chosen}. With chains of {found['chain']} it drafted "
+            f"{loop.get('optimizer', 'adamw')}, learning rate {loop['learning_rate']:g}; {chosen}. "
+            f"With chains of {found['chain']} it drafted "
             f"{found['after']:.2f} tokens per pass on {each['data']['held_back']} prompts that were held back, "
             f"{found['before']:.2f} before. Commit {(made['git'] or {}).get('commit', 'unknown')[:9]}."
         )
