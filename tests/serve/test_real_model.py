@@ -67,7 +67,7 @@ def test_a_trace_tells_how_sure_the_drafter_was_of_each_node(served: House, draf
         model=MODEL,
         messages=TALK,
         temperature=0,
-        max_tokens=24,
+        max_tokens=40,
         extra_body={"speculation": {"drafter": drafter, "trace": True}},
     )
     assert done.model_extra is not None
