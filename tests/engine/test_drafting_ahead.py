@@ -288,6 +288,7 @@ def test_side_heads_among_requests_that_come_and_go(method: str, rounds: list[in
         assert finished(engine, requests) == expected
     assert 4 in rounds
     assert min(rounds) < 4
+    assert DEVICE.type != "cpu" or 2 in rounds
 
 
 def test_requests_that_come_and_go(rounds: list[int]) -> None:
@@ -453,7 +454,9 @@ def test_a_controller_tries_in_short_runs_and_leaves_nobody_out(rounds: list[int
     assert [texts[number] for number in numbers] == plain(requests)
     assert rounds
     assert max(lengths[True]) <= 2
-    assert any(lengths[True])  # which a device's first steps, where something is captured, do not count as known
+    assert any(lengths[True])
+    known = sum(each.tries[size] for each in controller.times.values() for size in range(1, 5))
+    assert DEVICE.type != "cpu" or known >= 2  # a step in which something is captured is not counted
 
 
 class Whole(Controller):

@@ -92,10 +92,13 @@ class _Growing:
                     self.tokens.append(token)
                     self.parents.append(node)
                     self.values.append(self.values[node] + min(chance, 0.0))
+        if last:
+            self.frontier = []
+            return
         values = self.values
         best = sorted(range(first, len(values)), key=lambda i: -values[i])[: self.width]
         least = sorted(values, reverse=True)[self.size - 1] if len(values) >= self.size else -math.inf
-        self.frontier = [] if last else [node for node in best if values[node] > least]
+        self.frontier = [node for node in best if values[node] > least]
 
     def ask(self) -> tuple[list[int], list[int]]:
         """The frontier's tokens, and the numbers of the nodes above."""
