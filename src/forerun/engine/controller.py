@@ -83,6 +83,7 @@ class Controller:
     def __init__(self, before: Controller | None = None, gains: Many[float] = GUESSED) -> None:
         """It begins with what another one, of the same target and drafter, has learnt; else with the `gains` of each
         size that the drafter expects, of which it believes what sizes gain beside each other."""
+        self.expected = None if gains is GUESSED else tuple(gains)
         self.most = 0
         """That was ever drafted for a text."""
         self.level = Mean(LEVEL, LEVEL_MEMORY)
@@ -246,9 +247,14 @@ class Controller:
         return self.times[min(tried)].chosen if tried else PLAIN
 
     def _sizes(self) -> range:
-        """Those that differ: where more was allowed than was ever drafted, a larger size is the same."""
+        """Those that differ: where no more is expected of a larger one, it is the same. Where nothing is expected, that
+        is where more was allowed than was ever drafted; else a drafter may have left some that were too few."""
         for size in range(1, WHOLE):
-            if self._tries[size] >= FIRST_TRIES and self.most < (SIZES[size] or 0):
+            if self.expected is None:
+                same = self._tries[size] >= FIRST_TRIES and self.most < (SIZES[size] or 0)
+            else:
+                same = self.expected[size] == self.expected[WHOLE]
+            if same:
                 return range(size + 1)
         return range(len(SIZES))
 
