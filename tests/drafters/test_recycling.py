@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from typing import Any
@@ -236,6 +237,17 @@ def test_a_tiny_model_is_drafted_well_and_always_the_same(tree: str) -> None:
 def test_refusals(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Options(**options)
+
+
+def test_what_it_expects_are_the_nodes_that_it_would_draft() -> None:
+    made = Recycling(Options(nodes=20), 64)
+    gains = [made.gain(nodes) for nodes in range(21)]
+    assert gains[0] == 0 < gains[1] == ACCEPTANCE[0][0] < gains[20] == made.gain(None) == made.gain(99)
+    steps = [after - before for before, after in itertools.pairwise(gains)]
+    assert all(one >= other - 1e-12 for one, other in itertools.pairwise(steps))
+    assert Recycling(Options(tree="fixed:3,2"), 64).gain(None) == 0, (
+        "of a tree that somebody wrote nothing was measured"
+    )
 
 
 def test_fewer_candidates_make_a_narrower_shape() -> None:

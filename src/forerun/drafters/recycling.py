@@ -16,6 +16,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from forerun.core.drawing import Drawing
@@ -82,6 +83,7 @@ class Shape:
         """Node i is worth `values[i]`, never more than its parent or its elder siblings."""
         self.depth, self.width = shape.depth, shape.width
         self.parents, self.ranks, self.depths = shape.parents, shape.ranks, shape.depths
+        self._values = values
         self._order = sorted(range(shape.size), key=lambda node: (-values[node], node))
         self._cuts: dict[Budget, list[int]] = {}
 
@@ -93,6 +95,11 @@ class Shape:
         table = [row[: options.top] for row in ACCEPTANCE]
         shape = greedy(table, 1 + (options.nodes or CHEAP_NODES))
         return cls(shape, [math.prod(table[d][r] for d, r in enumerate(path)) for path in shape.rank_paths])
+
+    def worth(self, nodes: int | None) -> float:
+        """Of the most valuable nodes besides the root, so many or all."""
+        end = None if nodes is None else 1 + nodes
+        return sum(self._values[node] for node in self._order[1:end])
 
     def cut(self, budget: Budget) -> list[int]:
         """The nodes besides the root that a budget allows, parents first: the most valuable of those that are not too
@@ -112,12 +119,16 @@ class Recycling:
     def __init__(self, options: Options, vocabulary: int) -> None:
         self.top = options.top
         self.shape = Shape.of(options)
+        self.measured = not options.tree
         self.prompt = options.prompt
         self._read: set[int] = set()  # the sequences whose prompts are in the table
         self.branches = self.shape.width > 1
         self.table: NDArray[np.int32] = np.full((vocabulary + 1, options.top), EMPTY, dtype=np.int32)
         """Candidates by token. The row past the vocabulary stays empty: EMPTY, which is -1, finds it as the last one,
         so nothing grows below a node that is not there."""
+
+    def gain(self, nodes: int | None) -> float:
+        return self.shape.worth(nodes) if self.measured else 0.0
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         for sequence in sequences if self.prompt else ():
@@ -152,13 +163,17 @@ class Recycling:
     def observe(self, observations: Many[Observation]) -> None:
         """Every row that the target checked is a fresh list of candidates for its token. Where a token stood at several
         nodes one list stays: of a node that was committed rather than refused, and of those the deepest."""
+        rows: list[int] = []
+        tops = []
         for seen in observations:
-            if seen.checked is not None:
-                order = committed_last(seen.checked, seen.tokens)
-                rows = np.array(seen.checked.tokens)[order]
-                top = seen.checked.top.cpu().numpy()[order]
-                self.table[rows, : top.shape[1]] = top  # of repeated rows, NumPy keeps the last
-                self.table[rows, top.shape[1] :] = EMPTY
+            if (checked := seen.checked) is not None:
+                order = committed_last(checked, seen.tokens)
+                rows += [checked.tokens[node] for node in order]
+                tops.append(checked.top if order == list(range(len(order))) else checked.top[order])
+        if rows:
+            top = torch.cat(tops).cpu().numpy()  # for all texts at once: in a large batch each call would count
+            self.table[rows, : top.shape[1]] = top  # of repeated rows, NumPy keeps the last
+            self.table[rows, top.shape[1] :] = EMPTY
 
     def forget(self, sequence: Sequence) -> None:
         """The table belongs to no text and stays as it is."""
@@ -177,6 +192,8 @@ class Recycling:
 
 def committed_last(checked: Checked, committed: Many[int]) -> list[int]:
     """The places of the checked nodes: those refused, as they come, then the path that was committed from its root."""
+    if len(checked.tokens) == 1:
+        return [0]
     children = {pair: node for node, pair in enumerate(zip(checked.parents, checked.tokens, strict=True))}
     path = [0]
     for token in committed:
