@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TRAINED = ROOT / "src" / "forerun" / "trained"
-FILES = ("trained-alone-eagle", "trained-alone", "trained", "trained-few")
+FILES = ("trained-alone-eagle", "trained-alone-trees", "trained-alone", "trained", "trained-few-sampled", "trained-few")
 """Of all questions, one at a time and in batches, and of some on a CPU where that is all there is."""
 RESULTS = [ROOT / "results" / f"{name}.json" for name in FILES]
 PAPERS = {

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
-PARTS = ("1", "1-untrained", "1-last", "8", "8-after", "32", "32-after", "32-last", "64", "64-after", "64-last")
+PARTS = (
+    *("1", "1-untrained", "1-last", "8", "8-after", "32", "32-after", "32-last"),
+    *("64", "64-after", "64-last", "64-again"),
+)
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
 CPU = tuple(f"controller-cpu-{part}" for part in ("1", "8", "8-after", "8-last", "32", "32-after", "32-last"))

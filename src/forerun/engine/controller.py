@@ -87,7 +87,8 @@ class Controller:
         self.most = 0
         """That was ever drafted for a text."""
         self.level = Mean(LEVEL, LEVEL_MEMORY)
-        self.shape = [Mean(gain / max(LEAST, gains[-1]), SHAPE_MEMORY, SHAPE_DOUBT) for gain in gains]
+        known = SHAPE_DOUBT if self.expected is None else SHAPE_MEMORY
+        self.shape = [Mean(gain / max(LEAST, gains[-1]), SHAPE_MEMORY, known) for gain in gains]
         self.texts: dict[int, Standing] = {}
         self.times: dict[int, Times] = {}
         self.credit = 0.0

@@ -33,8 +33,8 @@ class RMSNorm(nn.Module):
         if x.is_cuda and not torch.is_grad_enabled() and x.dtype == self.weight.dtype:
             rows = x.reshape(-1, x.shape[-1])
             return rms_norm(rows, self.weight, self.eps, offset=self.offset).view(x.shape)
-        if x.is_cuda and x.dtype == self.weight.dtype == torch.float32 and not self.offset:
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one kernel, and one backwards
+        if x.dtype == self.weight.dtype == torch.float32 and not self.offset:
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one call, and one backwards
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.offset:  # Gemma multiplies in float32, the others after rounding
