@@ -14,7 +14,8 @@ PARTS = (
 )
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
-CPU = tuple(f"controller-cpu-{part}" for part in ("1", "8", "8-after", "8-last", "32", "32-after", "32-last"))
+CPU_PARTS = ("1", "8", "8-after", "8-last", "8-again", "32", "32-after", "32-last", "32-again")
+CPU = tuple(f"controller-cpu-{part}" for part in CPU_PARTS)
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
 
 Cell = tuple[str, str, int]
