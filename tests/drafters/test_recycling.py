@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import itertools
+import math
 import random
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -239,12 +240,29 @@ def test_refusals(options: dict[str, Any], reason: str) -> None:
         Options(**options)
 
 
+def test_of_texts_that_share_a_token_the_last_one_counts() -> None:
+    together, apart = (Recycling(Options(nodes=20, top=2), 64) for _ in range(2))
+    seen = []
+    for number, tokens in enumerate(([5, 6, 7], [6, 5, 5], [9], [5, 9])):
+        parents = [-1, 0, 0][: len(tokens)]
+        top = torch.arange(2 * len(tokens)).view(-1, 2) + 10 * number
+        seen.append(Observation(sequence(number), [6, 3], {}, 0, Checked(tokens, parents, top)))
+    together.observe(seen)
+    for one in seen:
+        apart.observe([one])
+    assert np.array_equal(together.table, apart.table)
+    assert together.table[5].tolist() == [30, 31]
+    assert together.table[9].tolist() == [32, 33]
+    together.observe([])
+
+
 def test_what_it_expects_are_the_nodes_that_it_would_draft() -> None:
     made = Recycling(Options(nodes=20), 64)
     gains = [made.gain(nodes) for nodes in range(21)]
     assert gains[0] == 0 < gains[1] == ACCEPTANCE[0][0] < gains[20] == made.gain(None) == made.gain(99)
-    steps = [after - before for before, after in itertools.pairwise(gains)]
-    assert all(one >= other - 1e-12 for one, other in itertools.pairwise(steps))
+    values = [math.prod(ACCEPTANCE[d][r] for d, r in enumerate(path)) for path in greedy(ACCEPTANCE, 21).rank_paths]
+    for nodes in (1, 2, 7, 20):
+        assert made.gain(nodes) == pytest.approx(sum(values[node] for node in made.shape.cut(Budget(nodes, 64))))
     assert Recycling(Options(tree="fixed:3,2"), 64).gain(None) == 0, (
         "of a tree that somebody wrote nothing was measured"
     )

@@ -256,7 +256,35 @@ def test_a_promise_keeps_it_from_what_a_first_step_seems_to_say() -> None:
 
 def test_sizes_of_which_no_more_is_expected_are_one() -> None:
     assert Controller(gains=[0.0, 0.2, 0.4, 0.5, 0.5])._sizes() == range(4)
-    assert Controller(gains=[0.0, 0.2, 0.4, 0.5, 0.6])._sizes() == range(5)
+    own = Controller(gains=[0.0, 0.2, 0.4, 0.5, 0.6])
+    assert own._sizes() == Controller(own)._sizes() == range(5)
+    assert own.shape[1].count == Controller(own).shape[1].count > Controller().shape[1].count
+
+
+def test_what_there_is_no_room_for_is_not_taken_for_more() -> None:
+    """With 64 texts a step may have rows for 7 drafts each. Two are worth their rows here, and six are not."""
+    texts, taken = list(range(64)), []
+    controller = Controller(gains=[0.0, 0.47, 0.73, 0.94, 1.17])
+    gains, times = {0: 0.0, 2: 0.3, 6: 0.4, 7: 0.42}, {0: 1.0, 2: 1.1, 6: 1.25, 7: 1.28}
+    controller.room, dice = 7, random.Random(3)
+    for _ in range(600):
+        sizes = [7 if limit is None else min(7, limit) for limit in controller.limits(texts)]
+        tokens = [1 + (dice.random() < gains[size]) for size in sizes]
+        controller.observe(texts, sizes, tokens, times[max(sizes)])
+        taken.append(max(sizes))
+    assert taken.count(7) == 0
+    assert taken[200:].count(2) > 300
+
+
+def test_less_room_than_before_ends_what_was_chosen() -> None:
+    controller = Controller(gains=[0.0, 1.0, 2.0, 3.0, 4.0])
+    for room, most in ((60, 60), (7, 6), (1, 2)):
+        controller.room = room
+        for _ in range(200):
+            (limit,) = controller.limits([0])
+            size = 60 if limit is None else limit
+            controller.observe([0], [size], [1 + min(size, 4)], 1.0 + 0.001 * size)
+        assert controller.times[1].chosen == SIZES.index(None if most == 60 else most)
 
 
 def test_a_choice_stands_for_some_passes_and_for_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:

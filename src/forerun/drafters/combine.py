@@ -188,7 +188,7 @@ class Part:
         own, checked = self.drafter, seen.checked
         if checked is not None and checked.top.shape[1] != own.top:
             checked = Checked(checked.tokens, checked.parents, checked.top[:, : own.top]) if own.top else None
-        if checked is seen.checked and not seen.features:
+        if checked is seen.checked and len(own.layers) == len(seen.features):
             return seen
         features = {layer: seen.features[layer] for layer in own.layers}
         return Observation(seen.sequence, seen.tokens, features, seen.start, checked)

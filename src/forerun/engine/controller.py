@@ -83,7 +83,10 @@ class Controller:
     def __init__(self, before: Controller | None = None, gains: Many[float] = GUESSED) -> None:
         """It begins with what another one, of the same target and drafter, has learnt; else with the `gains` of each
         size that the drafter expects, of which it believes what sizes gain beside each other."""
-        self.expected = None if gains is GUESSED else tuple(gains)
+        self.expected = tuple(gains) if gains is not GUESSED and gains[-1] else None
+        """Of each size; None where the drafter was never measured."""
+        if before is not None and self.expected is None:
+            self.expected = before.expected
         self.most = 0
         """That was ever drafted for a text."""
         self.level = Mean(LEVEL, LEVEL_MEMORY)
@@ -99,6 +102,8 @@ class Controller:
         """Whether all texts of a step have rows for as much as any of them drafts: then none is worth leaving out."""
         self.rounded = False
         """Whether there is an accelerator: a step takes as long as one of the next power of two of texts."""
+        self.room = math.inf
+        """For so many drafts of each text there are rows in this step."""
         self.row = 0.0
         """Seconds of a row where many are read at once, at the fastest; 0 until that was seen."""
         self._tries = [0] * len(SIZES)
@@ -110,7 +115,7 @@ class Controller:
         if before is not None:
             self.most, self.row, self._tries = before.most, before.row, list(before._tries)
             self.level = before.level.faded(2 * DOUBT)
-            self.shape = [each.faded(2 * SHAPE_DOUBT) for each in before.shape]
+            self.shape = [each.faded(max(known, 2 * SHAPE_DOUBT)) for each in before.shape]
             self.times = {texts: times.faded() for texts, times in list(before.times.items())}
 
     def limits(self, texts: Many[int]) -> list[int | None]:
@@ -248,10 +253,13 @@ class Controller:
         return self.times[min(tried)].chosen if tried else PLAIN
 
     def _sizes(self) -> range:
-        """Those that differ: where no more is expected of a larger one, it is the same. Where nothing is expected, that
-        is where more was allowed than was ever drafted; else a drafter may have left some that were too few."""
+        """Those that there is room for and that differ: where no more is expected of a larger one, it is the same.
+        Where nothing is expected, that is where more was allowed than was ever drafted; else a drafter may have left
+        some that were too few."""
         for size in range(1, WHOLE):
-            if self.expected is None:
+            if self.room < (SIZES[size + 1] or 1 + self._nodes(size)):
+                same = True
+            elif self.expected is None:
                 same = self._tries[size] >= FIRST_TRIES and self.most < (SIZES[size] or 0)
             else:
                 same = self.expected[size] == self.expected[WHOLE]
@@ -267,7 +275,9 @@ class Controller:
     def _best(self, times: Times, standings: Many[Standing]) -> int:
         if times.chosen == PLAIN and not any(times.tries[1:]):
             times.chosen = self._paying(len(standings))
-        rates = {size: self._rate(times, standings, size) for size in self._sizes()}
+        sizes = self._sizes()
+        times.chosen = min(times.chosen, sizes[-1])  # for more there may be no room any more
+        rates = {size: self._rate(times, standings, size) for size in sizes}
         known = {size: rate for size, rate in rates.items() if rate is not None}
         if times.chosen not in known:
             return times.chosen  # until it is known

@@ -173,6 +173,7 @@ class Scheduler:
         numbers = [turn.job.sequence.id for turn in deciding if not turn.chain]
         if self.controller is not None and numbers:
             reading = len(numbers) < len(turns)
+            self.controller.room = rows // len(deciding)
             limits = self.controller.usual(numbers) if reading else self.controller.limits(numbers)
             allowed = dict(zip(numbers, limits, strict=True))
         result: list[Turn] = []

@@ -34,7 +34,7 @@ class RMSNorm(nn.Module):
             rows = x.reshape(-1, x.shape[-1])
             return rms_norm(rows, self.weight, self.eps, offset=self.offset).view(x.shape)
         if x.dtype == self.weight.dtype == torch.float32 and not self.offset:
-            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one call, and one backwards
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)  # in one call
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.offset:  # Gemma multiplies in float32, the others after rounding
