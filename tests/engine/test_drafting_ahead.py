@@ -568,6 +568,48 @@ def test_the_states_of_a_prompt_do_not_stay_with_others() -> None:
     assert made.ahead._texts[first].rows > 8
 
 
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
+def test_a_prompt_is_read_while_the_target_works_where_drafts_are_made(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the head drafts what it would if it read it later."""
+    drafts, waiting = [], []
+    for along in (True, False):
+        if not along:
+            monkeypatch.setattr(DraftingAhead, "read_along", lambda *_: False)
+        model = target()
+        own = drafter(model, method)
+        engine = Engine(model, own, slots=1024, max_rows=32)
+        engine.scheduler.max_beside = 0
+        engine.add(request(0, 60, **GREEDY))
+        for _ in range(3):
+            engine.step()
+        engine.add(request(1, 20, **GREEDY))
+        while any(not job.sequence.output for job in (*engine.scheduler.waiting, *engine.scheduler.running)):
+            engine.step()  # 40 tokens in two passes
+        assert isinstance(own.ahead, HeadAhead)
+        waiting.append([text.rows for text in own.ahead._texts.values()])
+        texts = [job.sequence for job in engine.scheduler.running]
+        made = own.draft(texts, [Budget(12, 4)] * 2).on(torch.device("cpu"))
+        drafts.append([paths_of(made, row) for row in range(2)])
+    assert drafts[0] == drafts[1]
+    assert min(map(len, drafts[0])) > 5
+    assert max(waiting[0]) == 2
+    assert waiting[1][1] == 40
+
+
+def test_a_prompt_waits_where_nothing_was_drafted_last() -> None:
+    model = target()
+    own = drafter(model)
+    engine = Engine(model, own, slots=1024)
+    for number in range(2):
+        engine.add(request(number, 20, **GREEDY, draft={"nodes": 0}))
+        engine.step()
+        engine.step()
+    assert isinstance(own.ahead, HeadAhead)
+    assert own.ahead._texts[1].rows > 40
+
+
 def test_all_texts_together_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_ahead, "MOST_WAITING_TOGETHER", 24)
     requests = [request(number, 40, **GREEDY, draft={"nodes": 0}) for number in range(3)]

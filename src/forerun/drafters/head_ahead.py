@@ -91,6 +91,13 @@ class HeadAhead:
             most = min(most, max(1, MOST_WAITING_TOGETHER // len(self._texts)))
         self._read_down([seen.sequence for seen, _ in taken], most)
 
+    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> None:
+        """As `observe`; and what waits of these texts is read, but for the last state of each, and for texts that this
+        step drafts for."""
+        self.observe(observations)
+        waiting = [(sequence, self._texts.get(sequence.id)) for sequence in sequences]
+        self._read([sequence for sequence, own in waiting if own is not None and own.run is None])
+
     def start(self, sequences: Many[Sequence], wanted: Many[int | None]) -> HeadRun:
         """Whoever finds the cache full, or has states missing, sits out."""
         # All of them first: what they had reserved is free then.

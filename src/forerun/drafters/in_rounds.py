@@ -16,7 +16,7 @@ from torch import Tensor
 from forerun.core.sequence import Sequence
 from forerun.drafters import side_growth
 from forerun.drafters.device_growth import DeviceGrowth, fits
-from forerun.drafters.drafter import Budget, Drafter
+from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.head_ahead import HeadAhead, HeadRun
 from forerun.drafters.rounds import Growth
 from forerun.drafters.side_growth import SideGrowth
@@ -64,6 +64,11 @@ class InRounds(Protocol):
         """For `most` rounds at most; None where somebody cannot take part."""
         ...
 
+    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> bool:
+        """Before a step that reads prompts is over: what was observed of some of its texts, all of which `sequences`
+        are. Whether it was taken; else it has to be shown when the step is over."""
+        ...
+
 
 def in_rounds(drafter: Drafter, graphs: Graphs) -> InRounds | None:
     """None for a drafter that works in another way, or elsewhere, or grows other trees."""
@@ -100,6 +105,10 @@ class HeadInRounds:
         taken = 1 + spec.depth
         run = self.ahead.open_rounds(sequences, taken, (most - 1) * taken + spec.width * (spec.depth - 1))
         return None if run is None else OpenHead(self, run, list(sequences))
+
+    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> bool:
+        self.ahead.read_along(observations, sequences)
+        return True
 
 
 @dataclass(eq=False)
@@ -152,6 +161,10 @@ class SideInRounds:
         states = [self.drafter.state(sequence) for sequence in sequences]
         present = [state for state in states if state is not None]
         return OpenSide(self, list(sequences), torch.stack(present)) if len(present) == len(states) else None
+
+    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> bool:
+        """Only a text's last state is ever read."""
+        return False
 
 
 @dataclass(eq=False)

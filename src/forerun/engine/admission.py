@@ -8,7 +8,9 @@ import secrets
 import torch
 
 from forerun.core.params import SamplingParams
+from forerun.core.sequence import Sequence, never
 from forerun.drafters.drafter import Drafter
+from forerun.engine.grammar_walk import reconciled
 from forerun.engine.request import Request
 from forerun.verify.rule import VerificationRule, all_rules, pair, strongest_rule
 
@@ -50,6 +52,29 @@ def rule_for(request: Request, usual: str | None, drafter: Drafter) -> Verificat
         name = strongest_rule(drawing, chain=chain, greedy=params.greedy, seeded=params.seed is not None)
     rule = pair(name, drawing, chain=chain, greedy=params.greedy)
     return all_rules()["greedy"] if params.greedy and rule.lossless else rule
+
+
+def begin_text(
+    number: int,
+    request: Request,
+    index: int,
+    prompt: list[int],
+    rule: VerificationRule,
+    room: int,
+    usual_ends: frozenset[int],
+) -> Sequence:
+    """The `index`-th text of a request, for which there is `room` behind its prompt."""
+    params = reconciled(request.params)
+    return Sequence(
+        list(prompt),
+        min(params.max_tokens, room),
+        frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else usual_ends),
+        never if request.ends is None else request.ends(),
+        id=number,
+        params=params,
+        seed=seed_of(params, index),
+        coupled=rule.name == "gumbel",
+    )
 
 
 def seed_of(params: SamplingParams, index: int) -> int:

@@ -9,7 +9,7 @@ last; what a text was given after its end is dropped, as drafts are that were ac
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -20,13 +20,14 @@ from forerun.core.law import law
 from forerun.core.noise import StepNoise
 from forerun.core.transfer import Homeward
 from forerun.core.tree import DraftTree
-from forerun.drafters.drafter import Budget, Drafter
+from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.host_growth import plain_laws
 from forerun.drafters.in_rounds import InRounds, Opened, in_rounds
 from forerun.drafters.rounds import Choose, Rounds, RoundsOf
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.judge import LIKELIEST, Decision, one_way, takes_the_likeliest
 from forerun.engine.laws import SettingsMemo
+from forerun.engine.packing import Packed, kept_states
 from forerun.engine.request import Job
 from forerun.engine.scheduler import Turn
 from forerun.engine.statistics import Clock
@@ -98,6 +99,19 @@ class DraftingAhead:
         for sequence in sequences:
             self.cache.reserve(sequence.id, rows(most))
         return Run(self, list(turns), spec, opened, most, way, settings)
+
+    def read_along(self, turns: Many[Turn], packed: Packed, features: Mapping[int, Tensor]) -> bool:
+        """The drafter reads the prompts of a step that is under way, whose rows stay whatever it decides: what the host
+        does for that costs nothing while the target works. Whether it did."""
+        reading = [place for place, turn in enumerate(turns) if turn.chain]
+        if not reading:
+            return False
+        starts, chains = [packed.starts[place] for place in reading], [range(turns[place].chain) for place in reading]
+        seen = [
+            Observation(turns[place].job.sequence, [], states, self.cache.committed(turns[place].job.sequence.id))
+            for place, states in zip(reading, kept_states(features, starts, chains), strict=True)
+        ]
+        return self.drafts.read_along(seen, [turn.job.sequence for turn in turns])
 
     def _spec(self, turns: Many[Turn]) -> TreeSpec | None:
         """The tree that all of them may have who may have one; the others' rows are there as well, and come to

@@ -13,14 +13,14 @@ import torch
 
 from forerun.core.history import History
 from forerun.core.largest import largest
-from forerun.core.sequence import Sequence, never
+from forerun.core.sequence import Sequence
 from forerun.core.step_record import StepRecord
 from forerun.drafters.drafter import Checked, Drafter, Observation, PutsOff, SharesCache
-from forerun.engine.admission import refuse_overflow, refuse_strays, rule_for, seed_of
+from forerun.engine.admission import begin_text, refuse_overflow, refuse_strays, rule_for
 from forerun.engine.controller import Controller
 from forerun.engine.drafting import draft, most_beside, most_drafting
 from forerun.engine.drafting_ahead import DraftingAhead, Run
-from forerun.engine.grammar_walk import begin_walk, reconciled, refuse_misfit
+from forerun.engine.grammar_walk import begin_walk, refuse_misfit
 from forerun.engine.judge import Decision, judge
 from forerun.engine.laws import SettingsMemo, StepLaws
 from forerun.engine.logprobs import logprobs
@@ -91,6 +91,8 @@ class Engine:
         )
         if controller is not None:
             controller.together, controller.rounded = self.ahead is not None, target.device.type == "cuda"
+        self._drafts = controller is None
+        """Whether drafts were made where they could be, the last time."""
         self.meanwhile: Callable[[], None] | None = None
         """Called in every step: on an accelerator while it works, so that what it does costs nothing there."""
         self.called: Callable[[], bool] = bool
@@ -173,6 +175,10 @@ class Engine:
                     packed.bring_along(largest(output.logits, self.drafter.top, output.peaks)[1])
             if self.target.device.type != "cpu":
                 self._go_on_meanwhile()
+            along = False
+            if self.ahead is not None and self._drafts:
+                with clock.phase("draft"):
+                    along = self.ahead.read_along(turns, packed, output.features)
             with clock.phase("verify"):
                 decisions: list[Decision] = []
                 if tree is not None:
@@ -185,7 +191,7 @@ class Engine:
             raise
         used = self.cache.used
         checked = all_checked(packed)
-        updates, observations = self._commit(turns, packed, output, decisions, checked)
+        updates, observations = self._commit(turns, packed, output, decisions, checked, along)
         with clock.phase("draft", learning=True):
             self.drafter.observe(observations)
         clock.stop()
@@ -210,19 +216,7 @@ class Engine:
         return rule_for(request, self.rule, self.drafter)
 
     def _job(self, request: Request, index: int, prompt: list[int], rule: VerificationRule, room: int) -> Job:
-        params = reconciled(request.params)
-        ends = never if request.ends is None else request.ends()
-        eos = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.target.eos)
-        sequence = Sequence(
-            list(prompt),
-            min(params.max_tokens, room),
-            eos,
-            ends,
-            id=self._sequences,
-            params=params,
-            seed=seed_of(params, index),
-            coupled=rule.name == "gumbel",
-        )
+        sequence = begin_text(self._sequences, request, index, prompt, rule, room, self.target.eos)
         self._sequences += 1
         walk = begin_walk(sequence, self.target.vocab_size)
         job = Job(self._requests, index, sequence, rule, request.draft, walk=walk)
@@ -240,6 +234,7 @@ class Engine:
 
     def _write_ahead(self, turns: list[Turn], count: int, clock: Clock) -> list[Update]:
         """Several steps of plain decoding at once."""
+        self._drafts = False
         layers, top = self.drafter.layers, self._top(turns)
         try:
             with clock.phase("target"):
@@ -263,7 +258,7 @@ class Engine:
 
     def _draft_ahead(self, run: Run, clock: Clock) -> list[Update]:
         """Several steps at once, where a device drafts and checks by itself."""
-        turns = run.turns
+        self._drafts, turns = True, run.turns
         given: list[Given] = [([], []) for _ in turns]
         gained: list[list[int]] = []
         try:
@@ -318,12 +313,14 @@ class Engine:
         output: Output,
         decisions: list[Decision],
         checked: list[Checked] | None,
+        along: bool,
     ) -> tuple[dict[int, Update], list[Observation]]:
-        """Take what was decided into texts and cache; updates by the place of their turn, and what the drafter may
-        see."""
+        """Take what was decided into texts and cache; updates by the place of their turn, and what the drafter may see,
+        but for what it read `along`."""
         kept: dict[int, list[int]] = {}
         updates: dict[int, Update] = {}
         seen: list[tuple[Sequence, int, int, Checked | None]] = []
+        shown: list[list[int]] = []
         deciding = 0
         logit_row = 0
         for place, turn in enumerate(turns):
@@ -353,12 +350,14 @@ class Engine:
                 deciding += 1
                 logit_row += len(nodes)
             kept[sequence.id] = rows
-            seen.append((sequence, count, start, said))
+            shown.append(rows[turn.chain :] if along else rows)
+            seen.append((sequence, count, start + len(rows) - len(shown[-1]), said))
         self.cache.commit(kept)
-        states = kept_states(output.features, packed.starts, list(kept.values()))
+        states = kept_states(output.features, packed.starts, shown)
         return updates, [
             Observation(sequence, sequence.tokens[-count:] if count else [], own, start, said)
             for (sequence, count, start, said), own in zip(seen, states, strict=True)
+            if own.count
         ]
 
     def _end(self, job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -82,7 +83,7 @@ def _on_host(parts: list[Tensor]) -> list[Tensor]:
     return [numbers.view(part.shape) for numbers, part in zip(found, parts, strict=True)]
 
 
-def kept_states(features: dict[int, Tensor], starts: list[int], rows: list[list[int]]) -> list[StepStates]:
+def kept_states(features: Mapping[int, Tensor], starts: Many[int], rows: Many[Many[int]]) -> list[StepStates]:
     """For each turn the states [n, H] of the rows that it kept, counted from its start. All of a layer are picked at
     once: a device would take as long for each turn."""
     counts = [len(own) for own in rows]
