@@ -59,8 +59,11 @@ def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
             fixed = rows.get((drafter, batch))
             beside = "" if fixed is None else f" of {fixed['speedup']:.2f}"
             same = row.get("same", {"answers": 0})
-            if same["answers"] and same["speedup_whole"] > 1:
-                beside += f", {(same['speedup'] - 1) / (same['speedup_whole'] - 1):.0%} in {same['answers']}"
+            where = f"{same['answers']} answers"
+            if "shared" in row:
+                same, where = row["shared"], f"{row['shared']['tokens']:,} tokens"
+            if where != "0 answers" and same["speedup_whole"] > 1:
+                beside += f", {(same['speedup'] - 1) / (same['speedup_whole'] - 1):.0%} in {where}"
             yield (drafter, "H200", batch), f"{row['speedup']:.2f}{beside}"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.device import passes, texts, throughput
+from benchmarks.device import passes, peers, texts, throughput
 from benchmarks.device.models import Measured, load
 from forerun.bench.provenance import provenance
 from forerun.bench.questions import Question, read_questions
@@ -105,7 +105,7 @@ def _measure(
         for batch in (8, 64):
             add("batches", texts.measure(measured, spread[:batch], others, some, [greedy], batch))
     if "peers" in parts:
-        add("peers", texts.peers(measured, chosen[:: max(1, len(chosen) // 4)], given.tokens))
+        add("peers", peers.measure(measured, chosen[:: max(1, len(chosen) // 4)], given.tokens))
     if "heads" in parts and given.trained:
         sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=given.tokens)
         with tempfile.TemporaryDirectory() as place:

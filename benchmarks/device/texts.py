@@ -8,12 +8,13 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.device.models import SHORT, Measured, in_transformers
+from benchmarks.device.models import SHORT, Measured
 from forerun.bench.questions import Question
 from forerun.core.collector import heap_stays
 from forerun.core.params import SamplingParams
@@ -61,6 +62,8 @@ WARM = [
 class Record:
     tokens: list[list[int]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    marks: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Of each answer that was written alone: how many tokens there were after so many seconds."""
     passes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     writing: float = 0.0
@@ -167,7 +170,7 @@ def controlled(
             rows.append(_row(measured, name, batch, records[name], records["none"], None, questions, settings))
             whole = records.get(name.removesuffix(ADAPTIVE))
             if batch == 1 and name.endswith(ADAPTIVE) and whole is not None:
-                rows[-1]["same"] = _where_same(records[name], whole, records["none"])
+                rows[-1]["shared"] = _where_same(records[name], whole, records["none"])
             print(_line(rows[-1]), flush=True)
         for llm in llms.values():
             llm.close()
@@ -233,7 +236,15 @@ def _answer(llm: LLM, record: Record, group: list[Question], settings: SamplingP
     with heap_stays():
         torch.cuda.synchronize()
         started = time.perf_counter()
-        done = llm.generate([question.turns[0] for question in group], settings)
+        if len(group) == 1:
+            marks = [(0, 0.0)]
+            writing = llm.start(group[0].turns[0], settings)
+            for piece in writing.pieces():
+                marks.append((marks[-1][0] + len(piece.tokens), time.perf_counter() - started))
+            record.marks.append(marks)
+            done = [writing.completion()]
+        else:
+            done = llm.generate([question.turns[0] for question in group], settings)
         record.seconds.append(time.perf_counter() - started)
     record.tokens += [each.token_ids for each in done]
     record.captures += captured() - known
@@ -296,14 +307,27 @@ def _row(
 
 
 def _where_same(own: Record, whole: Record, plain: Record) -> dict[str, float]:
-    """Speedups of both over the answers, one at a time, in which an adaptive engine wrote the text of a fixed tree:
-    where texts part, one may be easier to foresee than the other."""
-    places = [place for place, tokens in enumerate(own.tokens) if tokens == whole.tokens[place]]
-    tokens = sum(len(own.tokens[place]) for place in places)
-    plainly = tokens / (sum(map(len, plain.tokens)) / sum(plain.seconds))
-    spent = [sum(record.seconds[place] for place in places) for record in (own, whole)]
-    adaptive, fixed = (plainly / seconds if seconds else 0.0 for seconds in spent)
-    return {"answers": len(places), "tokens": tokens, "speedup": adaptive, "speedup_whole": fixed}
+    """Speedups of both up to where an adaptive engine and a fixed tree part, or to the end: from there on they write
+    different texts, and one may be easier to foresee than the other."""
+    tokens, seconds = 0, [0.0, 0.0, 0.0]
+    for place, (one, other) in enumerate(zip(own.tokens, whole.tokens, strict=True)):
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+        )
+        tokens += shared
+        for which, record in enumerate((own, whole, plain)):
+            seconds[which] += _until(record.marks[place], shared)
+    adaptive, fixed, plainly = seconds
+    return {"tokens": tokens, "speedup": plainly / adaptive, "speedup_whole": plainly / fixed}
+
+
+def _until(marks: list[tuple[int, float]], tokens: int) -> float:
+    """Seconds until so many tokens were there; what is beyond the last takes as long as those before it."""
+    for (fewer, before), (count, after) in pairwise(marks):
+        if count >= tokens > fewer:
+            return before + (after - before) * (tokens - fewer) / (count - fewer)
+    count, seconds = marks[-1]
+    return seconds * tokens / max(1, count)
 
 
 def _difference(judge: LLM, prompt: str, own: list[int], right: list[int]) -> dict[str, Any]:
@@ -330,8 +354,10 @@ def _difference(judge: LLM, prompt: str, own: list[int], right: list[int]) -> di
 def _line(row: dict[str, Any]) -> str:
     shares = ", ".join(f"{phase} {100 * share:.1f}%" for phase, share in row["shares"].items())
     gaps = [None if each["gap"] is None else round(each["gap"], 3) for each in row["differences"]]
-    same = row.get("same")
-    beside = "" if same is None else f" {same['speedup']:.3f}× of {same['speedup_whole']:.3f}× in {same['answers']};"
+    same = row.get("shared")
+    beside = ""
+    if same is not None:
+        beside = f" {same['speedup']:.3f}× of {same['speedup_whole']:.3f}× in the same {same['tokens']} tokens;"
     return (
         f"{row['model']:>5} batch {row['batch']:2} {row['drafter']:<19} {row['tokens_per_second']:8.1f} tokens/s, "
         f"{row['tokens_per_pass']:.2f} a pass, {row['speedup']:.2f}× ({row['speedup_settled']:.2f}× without captures, "
@@ -339,41 +365,3 @@ def _line(row: dict[str, Any]) -> str:
         f"{row['reading_seconds']:.2f} s of prompts, {row['captures']} captures in {row['capture_seconds']:.2f} s);"
         f"{beside} {row['identical']}/{row['answers']} identical, gaps {gaps}; {shares}"
     )
-
-
-def peers(measured: Measured, questions: list[Question], tokens: int) -> list[dict[str, Any]]:
-    """`generate` of `transformers` on the same weights: plain, and with its prompt lookup."""
-    model = in_transformers(measured.target, measured.model.tokenizer)
-    tokenizer = measured.model.tokenizer
-    rows = []
-    for name, options in (("transformers", {}), ("transformers-lookup", {"prompt_lookup_num_tokens": 10})):
-        written, seconds = 0, 0.0
-        for number, question in enumerate([questions[0], *questions]):
-            asked = torch.tensor([tokenizer.apply_chat([{"role": "user", "content": question.turns[0]}])])
-            asked = asked.to(measured.target.device)
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            with torch.inference_mode():
-                out = model.generate(
-                    asked,
-                    attention_mask=torch.ones_like(asked),
-                    max_new_tokens=tokens,
-                    do_sample=False,
-                    eos_token_id=sorted(tokenizer.eos),
-                    **options,
-                )
-            torch.cuda.synchronize()
-            if number:  # the first one warms up
-                seconds += time.perf_counter() - started
-                written += out.shape[1] - asked.shape[1]
-        rows.append(
-            {
-                "model": measured.name,
-                "drafter": name,
-                "batch": 1,
-                "tokens": written,
-                "tokens_per_second": written / seconds,
-            }
-        )
-        print(f"{measured.name:>5} {name}: {written / seconds:.1f} tokens/s", flush=True)
-    return rows

@@ -323,6 +323,29 @@ def test_a_choice_stands_for_some_passes_and_for_the_same_texts(monkeypatch: pyt
     assert step([0, 2])  # another text, though as many
 
 
+def test_what_was_seen_while_a_choice_stands_may_wait() -> None:
+    """Whether it is looked at at once or later: the same choices."""
+    at_once, later = Controller(), Controller()
+    chance, waited = random.Random(3), 0
+    for controller in (at_once, later):
+        controller.rounded = True
+    for step in range(1500):
+        texts = [step // 200] if step % 500 < 300 else [step // 200, 1000]
+        limits = at_once.limits(texts)
+        assert later.limits(texts) == limits
+        sizes = [60 if limit is None else limit for limit in limits]
+        tokens = [1 + (chance.random() < 0.1 * size) + (chance.random() < 0.03 * size) for size in sizes]
+        for controller in (at_once, later):
+            controller.observe(texts, sizes, tokens, 1.0 + 0.004 * sum(sizes))
+        at_once.catch_up()
+        waited += bool(later._seen)
+        if step % 170 == 0:
+            for controller in (at_once, later):
+                controller.forget(texts[0])
+    assert waited > 400
+    assert Controller(later).times[1].of(0) == Controller(at_once).times[1].of(0)
+
+
 def test_a_text_that_is_left_out_comes_back_seldom() -> None:
     controller, drafted, passes = Controller(), 0, 3000
     controller.rounded = True

@@ -38,6 +38,7 @@ from forerun.engine.experience import (
     WHOLE,
     Mean,
     Standing,
+    Step,
     Times,
 )
 
@@ -112,7 +113,9 @@ class Controller:
         self._asked: list[int] = []
         self._limits: list[int | None] = []
         self._stands = 0  # for so many more passes
+        self._seen: list[Step] = []  # since it was made
         if before is not None:
+            before.catch_up()
             self.most, self.row, self._tries = before.most, before.row, list(before._tries)
             self.level = before.level.faded(2 * DOUBT)
             self.shape = [each.faded(max(known, 2 * SHAPE_DOUBT)) for each in before.shape]
@@ -123,6 +126,7 @@ class Controller:
         drafter likes."""
         if self._stands > 0 and not self.trying and list(texts) == self._asked:
             return self._limits
+        self.catch_up()
         times = self._times(len(texts))
         standings = [self.texts.setdefault(text, Standing()) for text in texts]
         trial = self._trial(times, standings)
@@ -141,6 +145,7 @@ class Controller:
     def usual(self, texts: Many[int]) -> list[int | None]:
         """As `limits`, with what is best so far and nothing tried: for steps that also read prompts, which are not
         shown to `observe`."""
+        self.catch_up()
         times = self._times(len(texts))
         worthy = self._worthy(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
         return [SIZES[times.chosen] if drafts else 0 for drafts in worthy]
@@ -159,26 +164,39 @@ class Controller:
         passes. Steps that read prompts are not shown. `beside` are seconds that it took this time and need not take
         again, as for what was put off until something is drafted. A step in which something was captured or built is
         not `settled`: it says nothing of how long its like take, but if it was a try, it was paid for."""
-        times = self._times(len(texts))
-        size = self._size if any(drafted) else PLAIN
         self._stands -= steps
-        if not settled:
-            usual = steps * self._foreseen(times, len(texts), size)
+        self._seen.append(Step(texts, drafted, tokens, seconds, steps, beside, settled))
+        if self._stands <= 0 or self.trying:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """With what was observed since the last choice, which may wait as long as that stands: on an accelerator until
+        it works again."""
+        seen, self._seen = self._seen, []
+        for step in seen:
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        times = self._times(len(step.texts))
+        size = self._size if any(step.drafted) else PLAIN
+        if not step.settled:
+            usual = step.passes * self._foreseen(times, len(step.texts), size)
             if size != times.chosen:
-                self._settle(times, size, texts, tokens, usual, steps, beside + max(0.0, seconds - usual))
+                beside = step.beside + max(0.0, step.seconds - usual)
+                self._settle(times, size, step._replace(seconds=usual, beside=beside))
             return
-        self._settle(times, size, texts, tokens, seconds, steps, beside)
+        self._settle(times, size, step)
         first, unknown = not any(each.of(PLAIN) for each in self.times.values()), times.of(PLAIN) is None
-        if size == PLAIN or 2 * len(self._drafting) > len(texts):  # else it says little of the size
-            times.add(size, seconds / steps)
-        times.since = [0 if each == size else passes + steps for each, passes in enumerate(times.since)]
+        if size == PLAIN or 2 * len(self._drafting) > len(step.texts):  # else it says little of the size
+            times.add(size, step.seconds / step.passes)
+        times.since = [0 if each == size else passes + step.passes for each, passes in enumerate(times.since)]
         plain = times.of(PLAIN)
         if unknown and plain is not None:
-            self.credit += (GRANTED if first else GRANTED_LATER) / math.sqrt(len(texts)) * plain
+            self.credit += (GRANTED if first else GRANTED_LATER) / math.sqrt(len(step.texts)) * plain
         if size != PLAIN:
             self._tries[size] += 1
-            self.most = max(self.most, *drafted)
-            self._learn(times, size, texts, drafted, tokens)
+            self.most = max(self.most, *step.drafted)
+            self._learn(times, size, step)
 
     def read(self, rows: int, seconds: float) -> None:
         """How long a step took that also read prompts."""
@@ -186,42 +204,35 @@ class Controller:
             self.row = min(self.row or math.inf, seconds / rows)
 
     def forget(self, text: int) -> None:
+        self.catch_up()
         self.texts.pop(text, None)
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def _settle(
-        self,
-        times: Times,
-        size: int,
-        texts: Many[int],
-        tokens: Many[int],
-        seconds: float,
-        steps: int,
-        beside: float,
-    ) -> None:
+    def _settle(self, times: Times, size: int, step: Step) -> None:
         """What was lost is the time beyond what the best would have taken for as many tokens; what a pause of the
         machine or a first step took besides was not lost by trying."""
         best = times.of(times.chosen)
         if best is None:
             return
         if size == times.chosen:
-            times.beside[size > 0] += (min(beside / steps, MOST_BESIDE * best) - times.beside[size > 0]) / KEPT
+            each = min(step.beside / step.passes, MOST_BESIDE * best)
+            times.beside[size > 0] += (each - times.beside[size > 0]) / KEPT
         if times.chosen == PLAIN:
-            times.beside[True] *= (1 - 1 / FORGOTTEN) ** steps  # else what it once took would never be seen again
-        self.credit += TRIED * min(seconds, 4 * steps * best)
+            times.beside[True] *= (1 - 1 / FORGOTTEN) ** step.passes  # else what it once took would never be seen again
+        self.credit += TRIED * min(step.seconds, 4 * step.passes * best)
         if self.trying and times.chosen != size == self._size:  # else the drafter knew nothing to draft
-            usual = self._tokens(times, [self.texts.get(text, Standing()) for text in texts], times.chosen)
-            likely = BEYOND * steps * self._foreseen(times, len(texts), size)
-            extra = max(0.0, beside - steps * times.beside[times.chosen != PLAIN])
-            taken = min(seconds, likely) + min(extra, MOST_BESIDE * best)
-            self.credit -= max(0.0, taken - sum(tokens) / usual * best)
+            usual = self._tokens(times, [self.texts.get(text, Standing()) for text in step.texts], times.chosen)
+            likely = BEYOND * step.passes * self._foreseen(times, len(step.texts), size)
+            extra = max(0.0, step.beside - step.passes * times.beside[times.chosen != PLAIN])
+            taken = min(step.seconds, likely) + min(extra, MOST_BESIDE * best)
+            self.credit -= max(0.0, taken - sum(step.tokens) / usual * best)
         self.credit = min(self.credit, SAVED * best)
 
-    def _learn(self, times: Times, size: int, texts: Many[int], drafted: Many[int], tokens: Many[int]) -> None:
+    def _learn(self, times: Times, size: int, step: Step) -> None:
         """The size that is chosen tells what drafts gain now; others, beside it, what they gain of that."""
-        times.part.add(sum(map(bool, drafted)) / max(1, len(self._drafting)))
-        for text, count, committed in zip(texts, drafted, tokens, strict=True):
+        times.part.add(sum(map(bool, step.drafted)) / max(1, len(self._drafting)))
+        for text, count, committed in zip(step.texts, step.drafted, step.tokens, strict=True):
             if not count:
                 continue
             gain, standing = committed - 1, self.texts.get(text) or Standing()  # which one that is over has not

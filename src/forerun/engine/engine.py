@@ -225,6 +225,8 @@ class Engine:
         return job
 
     def _go_on_meanwhile(self) -> None:
+        if self.controller is not None:
+            self.controller.catch_up()
         if self.meanwhile is not None:
             self.meanwhile()
 

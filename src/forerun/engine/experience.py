@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from statistics import median, median_low
+from typing import NamedTuple
 
 SIZES = (0, 2, 6, 15, None)
 """The most that is drafted for a text; None for all that the drafter likes. Trees on a device come in these sizes: of a
@@ -22,6 +23,18 @@ DOUBT, SHAPE_DOUBT, OWN_DOUBT = 4.0, 200.0, 8.0
 """Drafts that a guess counts as: of what they gain, of what sizes gain beside each other, and of one text's luck."""
 LEVEL_MEMORY, SHAPE_MEMORY, OWN_MEMORY = 80.0, 800.0, 40.0
 """Drafts that a mean is of: of what drafts gain, of what sizes gain beside each other, and of one text's luck."""
+
+
+class Step(NamedTuple):
+    """What came of one: see `Controller.observe`."""
+
+    texts: Many[int]
+    drafted: Many[int]
+    tokens: Many[int]
+    seconds: float
+    passes: int
+    beside: float
+    settled: bool
 
 
 def _usual(seconds: Many[float]) -> float:
@@ -43,6 +56,7 @@ class Times:
     part: Mean = field(default_factory=lambda: Mean(1.0, LEVEL_MEMORY, 0.25))
     """Of the texts that may, how many have drafts where any has."""
 
+    _medians: list[float] = field(default_factory=lambda: [math.inf] * len(SIZES))
     _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
 
     def add(self, size: int, seconds: float) -> None:
@@ -51,18 +65,21 @@ class Times:
             own.remove(max(own))
         own.append(seconds)
         self.tries[size] += 1
-        self._weigh()
+        self._weigh(size)
 
     def of(self, size: int) -> float | None:
         """None as long as it was hardly tried."""
         return self._known[size]
 
-    def _weigh(self) -> None:
+    def _weigh(self, changed: int) -> None:
         """A larger size takes no less time: where it seems to, the smaller one was disturbed."""
+        if self.tries[changed] < FIRST_TRIES:
+            return
+        self._medians[changed] = _usual(self.seconds[changed])
         least = math.inf
-        for size in reversed(range(len(SIZES))):
+        for size in range(WHOLE, -1, -1):
+            least = min(least, self._medians[size])
             if self.tries[size] >= FIRST_TRIES:
-                least = min(least, _usual(self.seconds[size]))
                 self._known[size] = least
 
     def faded(self, sizes: Many[int] = range(len(SIZES))) -> Times:
@@ -73,7 +90,7 @@ class Times:
             if seconds is not None:
                 own.seconds[size].extend([seconds] * FIRST_TRIES)
                 own.tries[size] = FIRST_TRIES + 1
-        own._weigh()
+                own._weigh(size)
         return own
 
 
