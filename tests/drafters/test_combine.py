@@ -16,7 +16,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.combine import RANKS, Combine, Options, Proposal, Record, merge, pairs
 from forerun.drafters.confidence import logs_of
-from forerun.drafters.drafter import Budget, Checked, Observation, PutsOff
+from forerun.drafters.drafter import Budget, Checked, Expects, Observation, PutsOff
 from forerun.drafters.find import make_drafter, read_options
 from forerun.drafters.suffix import Suffix
 from tests.drafters.contract import live
@@ -274,6 +274,22 @@ def test_the_contract_holds_for_any_two(options: dict[str, Any]) -> None:
 def test_the_text_does_not_depend_on_the_pair(options: dict[str, Any]) -> None:
     plain = drain(engine("none", {}), requests())
     assert drain(engine("combine", options, slots=200), requests()) == plain
+
+
+def test_what_the_second_expects_is_expected_of_both() -> None:
+    """As long as it would draft as much as there may be."""
+    recycling = make_drafter("recycling", setup(), {})
+    assert isinstance(recycling, Expects)
+    both = make_drafter("combine", setup(), {})
+    assert isinstance(both, Expects)
+    assert both.gain(0) == 0 < both.gain(2) < both.gain(15) == both.gain(None) == recycling.gain(15)
+    fewer = make_drafter("combine", setup(), {"tokens": 6})
+    assert isinstance(fewer, Expects)
+    assert fewer.gain(None) == fewer.gain(6) == recycling.gain(6)
+    for options in ({"second": "ngram"}, {"second_options": "nodes=4"}):
+        other = make_drafter("combine", setup(), options)
+        assert isinstance(other, Expects)
+        assert other.gain(None) == 0
 
 
 def test_what_the_two_had_put_off_is_told_once() -> None:

@@ -23,7 +23,7 @@ from forerun.core.drawing import Drawing
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import logs_of
-from forerun.drafters.drafter import Budget, Checked, Drafter, Observation, PutsOff, SharesCache
+from forerun.drafters.drafter import Budget, Checked, Drafter, Expects, Observation, PutsOff, SharesCache
 from forerun.drafters.find import CHEAP_NODES, Setup, make_drafter, read_options, resolve
 from forerun.drafters.none import roots_only
 from forerun.models.cache import KVCache
@@ -203,14 +203,14 @@ class Combine:
 
     def __init__(self, first: Drafter, second: Drafter, options: Options) -> None:
         self.options = options
-        self.first, self.second = Part(first), Part(second)
+        self.first, self.second = self.parts = Part(first), Part(second)
         self.merges = options.mode == "merge"
         self.branches = self.merges or first.branches or second.branches
         self.layers = tuple(sorted({*first.layers, *second.layers}))
         self.top = max(first.top, second.top)
 
     def share(self, cache: KVCache) -> None:
-        for part in (self.first, self.second):
+        for part in self.parts:
             if isinstance(part.drafter, SharesCache):
                 part.drafter.share(cache)
 
@@ -246,8 +246,15 @@ class Combine:
         self.first.forget(sequence)
         self.second.forget(sequence)
 
+    def gain(self, nodes: int | None) -> float:
+        """What the second expects, where it knows of as many as are drafted here: the first seldom has a tree."""
+        own, most = self.second.drafter, self.options.tokens or CHEAP_NODES
+        if not isinstance(own, Expects) or own.gain(most) <= own.gain(most - 1):
+            return 0.0
+        return own.gain(most if nodes is None else min(nodes, most))
+
     def late(self) -> float:
-        return sum(part.drafter.late() for part in (self.first, self.second) if isinstance(part.drafter, PutsOff))
+        return sum(part.drafter.late() for part in self.parts if isinstance(part.drafter, PutsOff))
 
     def _is_unsure(self, proposal: Proposal) -> bool:
         return proposal.promise < self.options.threshold * self.second.record.accepted
