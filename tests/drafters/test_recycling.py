@@ -17,7 +17,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Checked, Observation
 from forerun.drafters.find import CHEAP_NODES
-from forerun.drafters.recycling import ACCEPTANCE, EMPTY, Options, Recycling, committed_last
+from forerun.drafters.recycling import ACCEPTANCE, EMPTY, LEARNING, Options, Recycling, committed_last
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
@@ -257,12 +257,17 @@ def test_of_texts_that_share_a_token_the_last_one_counts() -> None:
 
 
 def test_what_it_expects_are_the_nodes_that_it_would_draft() -> None:
+    """With a table that always learns of so many."""
     made = Recycling(Options(nodes=20), 64)
     gains = [made.gain(nodes) for nodes in range(21)]
-    assert gains[0] == 0 < gains[1] == ACCEPTANCE[0][0] < gains[20] == made.gain(None) == made.gain(99)
+    assert gains[0] == 0 < gains[1] < ACCEPTANCE[0][0] < gains[20] == made.gain(None) == made.gain(99)
     values = [math.prod(ACCEPTANCE[d][r] for d, r in enumerate(path)) for path in greedy(ACCEPTANCE, 21).rank_paths]
     for nodes in (1, 2, 7, 20):
-        assert made.gain(nodes) == pytest.approx(sum(values[node] for node in made.shape.cut(Budget(nodes, 64))))
+        worth = sum(values[node] for node in made.shape.cut(Budget(nodes, 64)))
+        assert made.gain(nodes) == pytest.approx(worth * (nodes / 20) ** LEARNING)
+    large = Recycling(Options(nodes=63), 64)
+    for nodes, found in ((6, 0.440), (15, 0.649)):  # of what 63 nodes gained on training prompts
+        assert large.gain(nodes) / large.gain(None) == pytest.approx(found, abs=0.02)
     assert Recycling(Options(tree="fixed:3,2"), 64).gain(None) == 0, (
         "of a tree that somebody wrote nothing was measured"
     )

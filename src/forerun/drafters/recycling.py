@@ -36,6 +36,9 @@ ACCEPTANCE = (
 )
 """By depth and rank, the share of visits to a node in which that child was the accepted one. Measured on the default
 model over Spec-Bench development prompts, with a table some hundred passes old, and rounded."""
+LEARNING = 0.15
+"""What is checked fills the table, so drafting less is worth less in the long run than the shape lets expect: where n
+of N nodes are always drafted it gains (n / N) ** 0.15 of that. Found with 2, 6, 15 and 63 nodes on training prompts."""
 EMPTY = -1
 """A place of the table that the target has not filled yet, and a node that is therefore not there."""
 
@@ -96,10 +99,9 @@ class Shape:
         shape = greedy(table, 1 + (options.nodes or CHEAP_NODES))
         return cls(shape, [math.prod(table[d][r] for d, r in enumerate(path)) for path in shape.rank_paths])
 
-    def worth(self, nodes: int | None) -> float:
-        """Of the most valuable nodes besides the root, so many or all."""
-        end = None if nodes is None else 1 + nodes
-        return sum(self._values[node] for node in self._order[1:end])
+    def worth(self, nodes: int) -> float:
+        """Of so many of the most valuable nodes besides the root."""
+        return sum(self._values[node] for node in self._order[1 : 1 + nodes])
 
     def cut(self, budget: Budget) -> list[int]:
         """The nodes besides the root that a budget allows, parents first: the most valuable of those that are not too
@@ -128,7 +130,11 @@ class Recycling:
         so nothing grows below a node that is not there."""
 
     def gain(self, nodes: int | None) -> float:
-        return self.shape.worth(nodes) if self.measured else 0.0
+        if not self.measured:
+            return 0.0
+        most = len(self.shape.parents) - 1
+        drafted = most if nodes is None else min(nodes, most)
+        return self.shape.worth(drafted) * math.pow(drafted / most, LEARNING)
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
         for sequence in sequences if self.prompt else ():
