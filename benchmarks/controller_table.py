@@ -14,7 +14,20 @@ PARTS = (
 )
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
-CPU_PARTS = ("1", "8", "8-after", "8-last", "8-again", "8-latest", "32", "32-after", "32-last", "32-again", "32-latest")
+CPU_PARTS = (
+    "1",
+    "1-latest",
+    "8",
+    "8-after",
+    "8-last",
+    "8-again",
+    "8-latest",
+    "32",
+    "32-after",
+    "32-last",
+    "32-again",
+    "32-latest",
+)
 CPU = tuple(f"controller-cpu-{part}" for part in CPU_PARTS)
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
 
@@ -68,9 +81,15 @@ def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
 
 
 def _on_cpu(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
-    for row in result["rows"]:
-        if row["category"] == "overall" and row["drafter"] != "none":
-            cell = "failed"
-            if row["speedup"] is not None:
-                cell = f"{row['speedup']:.2f} ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
-            yield (row["drafter"], "CPU", row["batch"]), cell
+    """With what a fixed tree gives behind it, where that was measured beside it."""
+    rows = {row["method"]: row for row in result["rows"] if row["category"] == "overall"}
+    for method, row in rows.items():
+        drafter, fixed = row["drafter"], rows.get(method.removesuffix(" adaptive"))
+        if not method.endswith(" adaptive"):
+            continue
+        cell = "failed"
+        if row["speedup"] is not None:
+            cell = f"{row['speedup']:.2f} ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
+            if fixed is not None and fixed["speedup"] is not None:
+                cell += f" of {fixed['speedup']:.2f}"
+        yield (drafter, "CPU", row["batch"]), cell

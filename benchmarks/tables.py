@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cards, certificates, controller_table, prediction_table, serve_tables
+from benchmarks import cards, certificates, controller_table, headlines, prediction_table, serve_tables
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/log.md")
+PAGES = ("README.md", "docs/results.md", "docs/log.md")
 
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 """Categories beside those of conversations."""
@@ -230,18 +230,12 @@ def device_identity() -> str:
 
 def device_heads() -> str:
     """Trained drafters at the size of an 8B model, by batch and temperature; of each batch what was measured last."""
-    results = [load(name) for name in ("device-8b-heads", "device-8b-heads-8-along")]
-    rows: dict[int, list[dict[str, Any]]] = {}
-    for result in results:
-        own: dict[int, list[dict[str, Any]]] = {}
-        for row in _that_ran(result["heads"]):
-            own.setdefault(int(row["batch"]), []).append(row)
-        rows |= own
+    results = [load(name) for name in headlines.HEADS]
     lines = [
         "| batch | T | drafter | tokens/s | tokens per pass | speedup | between prompts | drafting | target | rest |",
         "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in (row for batch in sorted(rows) for row in rows[batch]):
+    for row in (row for rows in headlines.heads_by_batch().values() for row in rows):
         shares = row["shares"]
         rest = shares["verify"] + shares["rest"]
         lines.append(
@@ -367,6 +361,7 @@ def _quick_cells(row: dict[str, Any] | None) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "certificates": certificates.table,
     "controller": lambda: controller_table.table(footnote),
+    "gains": lambda: headlines.gains(footnote),
     "device-heads": device_heads,
     "device-identity": device_identity,
     "device-passes": device_passes,
@@ -383,6 +378,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "spec-bench-categories": spec_bench_categories,
     "structured": lambda: _of("structured", serve_tables.structured),
     "trained": trained,
+    "trained-best": lambda: headlines.drafts(footnote),
     "trained-cpu": trained_cpu,
     "verification-cpu": lambda: verification("verification-cpu"),
     "verification-cuda": lambda: verification("verification-cuda"),

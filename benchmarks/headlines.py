@@ -1,0 +1,75 @@
+"""The short tables at the top of README.md: what speculation gains, and how much of what is drafted is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "results"
+HEADS = ("device-8b-heads", "device-8b-heads-8-along")
+"""Of a batch the later one counts."""
+ALONE = ("trained-alone-eagle", "trained-alone-trees", "trained-alone")
+
+Result = dict[str, Any]
+Footnote = Callable[[Result], str]
+
+
+def load(name: str) -> Result:
+    result: Result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return result
+
+
+def heads_by_batch() -> dict[int, list[Result]]:
+    found: dict[int, list[Result]] = {}
+    for name in HEADS:
+        own: dict[int, list[Result]] = {}
+        for row in load(name)["heads"]:
+            if "error" not in row:
+                own.setdefault(int(row["batch"]), []).append(row)
+        found |= own
+    return dict(sorted(found.items()))
+
+
+def gains(footnote: Footnote) -> str:
+    """The best drafter by its tokens/s, with a fixed tree, beside plain decoding."""
+    lines = [
+        "| | texts at once | plain, tokens/s | drafter | tokens/s | gain | at temperature 1, with a seed |",
+        "|---|---:|---:|---|---:|---:|---:|",
+    ]
+    for batch, rows in heads_by_batch().items():
+        lines.append(_line("an H200, the shape of an 8B model", batch, rows, "drafter"))
+    cpu = load("trained-cpu")
+    whole = [
+        row for row in cpu["rows"] if row["category"] == "overall" and not row["method"].startswith("transformers")
+    ]
+    lines.append(_line("two cores of a Xeon, 135M", 1, whole, "method"))
+    notes = [footnote(each) for each in (*map(load, HEADS), cpu)]
+    return "\n".join([*lines, "", *dict.fromkeys(notes)])
+
+
+def _line(where: str, batch: int, rows: list[Result], named: str) -> str:
+    greedy = [row for row in rows if row["temperature"] == 0 and not row[named].endswith("adaptive")]
+    plain = next(row for row in greedy if row[named] == "none")
+    best = max(greedy, key=lambda row: float(row["tokens_per_second"]))
+    sampled = max(row["speedup"] for row in rows if row["temperature"] == 1)
+    return (
+        f"| {where} | {batch} | {plain['tokens_per_second']:,.0f} | {best[named]} | {best['tokens_per_second']:,.0f} | "
+        f"**{best['speedup']:.2f}×** | {sampled:.2f}× |"
+    )
+
+
+def drafts(footnote: Footnote) -> str:
+    """Tokens per pass on all questions, one at a time: the best tree of each drafter."""
+    found: dict[str, Result] = {}
+    results = [load(name) for name in ALONE]
+    for row in (row for result in results for row in result["rows"] if "error" not in row):
+        method = row["label"].partition(" ")[0]
+        if row["category"] == "overall" and row["temperature"] == 0:
+            found[method] = max(found.get(method, row), row, key=lambda each: float(each["tokens_per_pass"]))
+    lines = ["| drafter | tree | tokens per pass |", "|---|---|---:|"]
+    for method, row in sorted(found.items(), key=lambda item: -float(item[1]["tokens_per_pass"])):
+        tree = row["label"].partition(" ")[2]
+        lines.append(f"| {method} | {tree} | {row['tokens_per_pass']:.2f} |")
+    return "\n".join([*lines, "", *dict.fromkeys(map(footnote, results))])
