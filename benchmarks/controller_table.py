@@ -73,7 +73,7 @@ def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
             beside = "" if fixed is None else f" of {fixed['speedup']:.2f}"
             same = row.get("same", {"answers": 0})
             where = f"{same['answers']} answers"
-            if "shared" in row:
+            if row.get("shared", {}).get("tokens"):
                 same, where = row["shared"], f"{row['shared']['tokens']:,} tokens"
             if where != "0 answers" and same["speedup_whole"] > 1:
                 beside += f", {(same['speedup'] - 1) / (same['speedup_whole'] - 1):.0%} in {where}"

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cards
+
 RESULTS = Path(__file__).parents[1] / "results"
 HEADS = ("device-8b-heads", "device-8b-heads-8-along")
 """Of a batch the later one counts."""
@@ -71,5 +73,5 @@ def drafts(footnote: Footnote) -> str:
     lines = ["| drafter | tree | tokens per pass |", "|---|---|---:|"]
     for method, row in sorted(found.items(), key=lambda item: -float(item[1]["tokens_per_pass"])):
         tree = row["label"].partition(" ")[2]
-        lines.append(f"| {method} | {tree} | {row['tokens_per_pass']:.2f} |")
+        lines.append(f"| {cards.NAMES.get(method, method)} | {tree} | {row['tokens_per_pass']:.2f} |")
     return "\n".join([*lines, "", *dict.fromkeys(map(footnote, results))])

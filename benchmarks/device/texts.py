@@ -318,7 +318,8 @@ def _where_same(own: Record, whole: Record, plain: Record) -> dict[str, float]:
         for which, record in enumerate((own, whole, plain)):
             seconds[which] += _until(record.marks[place], shared)
     adaptive, fixed, plainly = seconds
-    return {"tokens": tokens, "speedup": plainly / adaptive, "speedup_whole": plainly / fixed}
+    speedups = {"speedup": plainly / adaptive, "speedup_whole": plainly / fixed} if tokens else {}
+    return {"tokens": tokens, **speedups}
 
 
 def _until(marks: list[tuple[int, float]], tokens: int) -> float:
@@ -356,7 +357,7 @@ def _line(row: dict[str, Any]) -> str:
     gaps = [None if each["gap"] is None else round(each["gap"], 3) for each in row["differences"]]
     same = row.get("shared")
     beside = ""
-    if same is not None:
+    if same is not None and same["tokens"]:
         beside = f" {same['speedup']:.3f}× of {same['speedup_whole']:.3f}× in the same {same['tokens']} tokens;"
     return (
         f"{row['model']:>5} batch {row['batch']:2} {row['drafter']:<19} {row['tokens_per_second']:8.1f} tokens/s, "

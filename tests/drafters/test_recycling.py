@@ -266,8 +266,8 @@ def test_what_it_expects_are_the_nodes_that_it_would_draft() -> None:
         worth = sum(values[node] for node in made.shape.cut(Budget(nodes, 64)))
         assert made.gain(nodes) == pytest.approx(worth * (nodes / 20) ** LEARNING)
     large = Recycling(Options(nodes=63), 64)
-    for nodes, found in ((6, 0.440), (15, 0.649)):  # of what 63 nodes gained on training prompts
-        assert large.gain(nodes) / large.gain(None) == pytest.approx(found, abs=0.02)
+    for nodes, found in ((2, 0.265), (6, 0.440), (15, 0.649)):  # of what 63 nodes gained on training prompts
+        assert large.gain(nodes) / large.gain(None) == pytest.approx(found, abs=0.03)
     assert Recycling(Options(tree="fixed:3,2"), 64).gain(None) == 0, (
         "of a tree that somebody wrote nothing was measured"
     )

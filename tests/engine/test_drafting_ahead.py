@@ -24,6 +24,7 @@ from forerun.drafters.rounds import Rounds
 from forerun.drafters.side_growth import SideGrowth
 from forerun.drafters.trained import FeatureDrafter, SideDrafter
 from forerun.drafters.tree_spec import TreeSpec
+from forerun.engine import engine as engine_module
 from forerun.engine.controller import Controller
 from forerun.engine.drafting_ahead import DraftingAhead
 from forerun.engine.engine import Engine
@@ -596,6 +597,31 @@ def test_a_prompt_is_read_while_the_target_works_where_drafts_are_made(
     assert min(map(len, drafts[0])) > 5
     assert max(waiting[0]) == 2
     assert waiting[1][1] == 40
+
+
+def test_a_step_that_fails_after_a_prompt_was_read_along_can_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For that text nothing may be drafted any more; what it says is the same."""
+    model = target()
+    own = drafter(model)
+    engine = Engine(model, own, slots=1024, max_rows=32)
+    asked = [request(1, 20, **GREEDY), request(0, 20, **GREEDY)]
+    numbers = [engine.add(each) for each in asked]
+    engine.step()
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "judge", broken)
+        with pytest.raises(RuntimeError, match="gone"):
+            engine.step()
+    texts: dict[int, list[int]] = {number: [] for number in numbers}
+    while engine.has_work:
+        for update in engine.step():
+            texts[update.request] += update.tokens
+        engine.check_integrity()
+        own.ahead.cache.check_integrity()
+    assert list(texts.values()) == plain(asked)
 
 
 def test_a_prompt_waits_where_nothing_was_drafted_last() -> None:

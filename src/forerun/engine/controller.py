@@ -115,7 +115,6 @@ class Controller:
         self._stands = 0  # for so many more passes
         self._seen: list[Step] = []  # since it was made
         if before is not None:
-            before.catch_up()
             self.most, self.row, self._tries = before.most, before.row, list(before._tries)
             self.level = before.level.faded(2 * DOUBT)
             self.shape = [each.faded(max(known, 2 * SHAPE_DOUBT)) for each in before.shape]

@@ -187,7 +187,7 @@ class Engine:
                     laws = StepLaws(output.logits, jobs, tree, packed, self.history, settings, checked=seen_to)
                     decisions = judge(tree, output, jobs, packed, laws)
         except BaseException:
-            self.cache.abandon()  # texts and cache are as they were before the step
+            self.cache.abandon()  # texts and cache are as before the step; what a head read along it may have to drop
             raise
         used = self.cache.used
         checked = all_checked(packed)
