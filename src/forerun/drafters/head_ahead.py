@@ -2,8 +2,9 @@
 
 Its text is the target's without the first token: row i reads token i + 1 with the state that the target had at token
 i. Observed states wait until the next run, which reads them with the root as its last row; a long prompt is read as
-it is observed. Below the root a row brings what the head itself made of its parent. These rows are guesses on guesses:
-unlike those of a draft model they never stay, for where they come true the target's own states are there to read.
+it is observed, and on an accelerator that drafts while the target still works on it. Below the root a row brings what
+the head itself made of its parent. These rows are guesses on guesses: unlike those of a draft model they never stay,
+for where they come true the target's own states are there to read.
 """
 
 from __future__ import annotations
