@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
+from benchmarks.kept import RESULTS, load
+
 PARTS = (
     *("1", "1-untrained", "1-last", "1-latest", "8", "8-after", "8-latest", "32", "32-after", "32-last", "32-latest"),
     *("64", "64-after", "64-last", "64-again", "64-latest"),
@@ -15,18 +14,8 @@ PARTS = (
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
 CPU_PARTS = (
-    "1",
-    "1-latest",
-    "8",
-    "8-after",
-    "8-last",
-    "8-again",
-    "8-latest",
-    "32",
-    "32-after",
-    "32-last",
-    "32-again",
-    "32-latest",
+    *("1", "1-latest", "8", "8-after", "8-last", "8-again", "8-latest"),
+    *("32", "32-after", "32-last", "32-again", "32-latest"),
 )
 CPU = tuple(f"controller-cpu-{part}" for part in CPU_PARTS)
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
@@ -41,9 +30,8 @@ def table(footnote: Callable[[dict[str, Any]], str]) -> str:
     notes = []
     for names, read in ((DEVICE, _on_device), (CPU, _on_cpu)):
         for name in names:
-            path = RESULTS / f"{name}.json"
-            if path.exists():
-                result = json.loads(path.read_text(encoding="utf-8"))
+            if (RESULTS / f"{name}.json").exists():
+                result = load(name)
                 found |= dict(read(result))
                 notes.append(footnote(result))
                 for row in result.get("controller", ()):
@@ -84,12 +72,11 @@ def _on_cpu(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
     """With what a fixed tree gives behind it, where that was measured beside it."""
     rows = {row["method"]: row for row in result["rows"] if row["category"] == "overall"}
     for method, row in rows.items():
-        drafter, fixed = row["drafter"], rows.get(method.removesuffix(" adaptive"))
         if not method.endswith(" adaptive"):
             continue
-        cell = "failed"
+        cell, fixed = "failed", rows.get(method.removesuffix(" adaptive"))
         if row["speedup"] is not None:
             cell = f"{row['speedup']:.2f} ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
             if fixed is not None and fixed["speedup"] is not None:
                 cell += f" of {fixed['speedup']:.2f}"
-        yield (drafter, "CPU", row["batch"]), cell
+        yield (row["drafter"], "CPU", row["batch"]), cell

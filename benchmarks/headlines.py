@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from benchmarks import cards
+from benchmarks.kept import Result, load, that_ran
 
-RESULTS = Path(__file__).parents[1] / "results"
 HEADS = ("device-8b-heads", "device-8b-heads-8-along")
 """Of a batch the later one counts."""
 ALONE = ("trained-alone-eagle", "trained-alone-trees", "trained-alone")
 
-Result = dict[str, Any]
 Footnote = Callable[[Result], str]
-
-
-def load(name: str) -> Result:
-    result: Result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return result
 
 
 def heads_by_batch() -> dict[int, list[Result]]:
     found: dict[int, list[Result]] = {}
     for name in HEADS:
         own: dict[int, list[Result]] = {}
-        for row in load(name)["heads"]:
-            if "error" not in row:
-                own.setdefault(int(row["batch"]), []).append(row)
+        for row in that_ran(load(name)["heads"]):
+            own.setdefault(int(row["batch"]), []).append(row)
         found |= own
     return dict(sorted(found.items()))
 
@@ -66,7 +56,7 @@ def drafts(footnote: Footnote) -> str:
     """Tokens per pass on all questions, one at a time: the best tree of each drafter."""
     found: dict[str, Result] = {}
     results = [load(name) for name in ALONE]
-    for row in (row for result in results for row in result["rows"] if "error" not in row):
+    for row in (row for result in results for row in that_ran(result["rows"])):
         method = row["label"].partition(" ")[0]
         if row["category"] == "overall" and row["temperature"] == 0:
             found[method] = max(found.get(method, row), row, key=lambda each: float(each["tokens_per_pass"]))

@@ -6,7 +6,6 @@ A table stands between `<!-- table NAME -->` and `<!-- end -->`. `--check` chang
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cards, certificates, controller_table, headlines, prediction_table, serve_tables
+from benchmarks.kept import load, that_ran
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/results.md", "docs/log.md")
@@ -190,10 +190,6 @@ def device_passes() -> str:
     return "\n".join([*lines, "", speed, "", footnote(result)])
 
 
-def _that_ran(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if "error" not in row]
-
-
 def device_texts() -> str:
     """Drafters on an accelerator, with the shares of a step."""
     result, others = load("device-8b-texts"), load("device-8b")
@@ -201,7 +197,7 @@ def device_texts() -> str:
         "| batch | drafter | tokens/s | tokens per pass | speedup | drafting | target | rest | same text | gap |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in _that_ran([*result["texts"], *(row for row in others["batches"] if row["batch"] == 64)]):
+    for row in that_ran([*result["texts"], *(row for row in others["batches"] if row["batch"] == 64)]):
         shares = row["shares"]
         rest = shares["verify"] + shares["rest"]
         gaps = [abs(each["gap"]) for each in row["differences"] if each["gap"] is not None]
@@ -220,7 +216,7 @@ def device_identity() -> str:
     result = load("device-135m-float32")
     lines = ["| drafter | greedy | sampled with a seed |", "|---|---:|---:|"]
     found: dict[str, list[str]] = {}
-    for row in _that_ran([*result["texts"], *result["heads"]]):
+    for row in that_ran([*result["texts"], *result["heads"]]):
         if row["drafter"] != "none":
             found.setdefault(row["drafter"], []).append(f"{row['identical']}/{row['answers']}")
     for drafter, cells in found.items():
@@ -274,14 +270,6 @@ def footnote(result: dict[str, Any]) -> str:
     processor = p["device"] if p["device"] != "cpu" else f"{p['cpu']}, {p['threads']} threads"
     stopped = "" if result.get("complete", True) else "; stopped before all was measured"
     return f"<sub>{processor}; torch {p['torch']}; commit {commit}; {p['time'][:10]}{stopped}</sub>"
-
-
-def load(name: str) -> dict[str, Any]:
-    path = ROOT / "results" / f"{name}.json"
-    if not path.exists():
-        raise SystemExit(f"results/{name}.json is missing: docs/log.md says which command makes it")
-    result: dict[str, Any] = json.loads(path.read_text())
-    return result
 
 
 def trained_cpu() -> str:

@@ -311,9 +311,7 @@ def _where_same(own: Record, whole: Record, plain: Record) -> dict[str, float]:
     different texts, and one may be easier to foresee than the other."""
     tokens, seconds = 0, [0.0, 0.0, 0.0]
     for place, (one, other) in enumerate(zip(own.tokens, whole.tokens, strict=True)):
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-        )
+        shared = _parting(one, other)
         tokens += shared
         for which, record in enumerate((own, whole, plain)):
             seconds[which] += _until(record.marks[place], shared)
@@ -331,10 +329,16 @@ def _until(marks: list[tuple[int, float]], tokens: int) -> float:
     return seconds * tokens / max(1, count)
 
 
+def _parting(one: list[int], other: list[int]) -> int:
+    """So many tokens are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _difference(judge: LLM, prompt: str, own: list[int], right: list[int]) -> dict[str, Any]:
     """Where two texts part, and how far apart the two tokens are there (the logarithms of their probabilities): with
     the text read as a prompt, and again with its end written token by token, to see how far rounding moves that."""
-    place = next((i for i, (a, b) in enumerate(zip(own, right, strict=False)) if a != b), min(len(own), len(right)))
+    place = _parting(own, right)
     if place >= min(len(own), len(right)):
         return {"place": place, "gap": None}
     gaps = []

@@ -64,9 +64,9 @@ class InRounds(Protocol):
         """For `most` rounds at most; None where somebody cannot take part."""
         ...
 
-    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> bool:
+    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> None:
         """Before a step that reads prompts is over: what was observed of some of its texts, all of which `sequences`
-        are. Whether it was taken; else it has to be shown when the step is over."""
+        are. Only asked of who reads texts."""
         ...
 
 
@@ -106,9 +106,8 @@ class HeadInRounds:
         run = self.ahead.open_rounds(sequences, taken, (most - 1) * taken + spec.width * (spec.depth - 1))
         return None if run is None else OpenHead(self, run, list(sequences))
 
-    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> bool:
+    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> None:
         self.ahead.read_along(observations, sequences)
-        return True
 
 
 @dataclass(eq=False)
@@ -162,9 +161,8 @@ class SideInRounds:
         present = [state for state in states if state is not None]
         return OpenSide(self, list(sequences), torch.stack(present)) if len(present) == len(states) else None
 
-    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> bool:
-        """Only a text's last state is ever read."""
-        return False
+    def read_along(self, observations: Many[Observation], sequences: Many[Sequence]) -> None:
+        """It reads no text, but the last state of each."""
 
 
 @dataclass(eq=False)

@@ -104,14 +104,15 @@ class DraftingAhead:
         """The drafter reads the prompts of a step that is under way, whose rows stay whatever it decides: what the host
         does for that costs nothing while the target works. Whether it did."""
         reading = [place for place, turn in enumerate(turns) if turn.chain]
-        if not reading:
+        if not reading or self.drafts.context_length is None:
             return False
         starts, chains = [packed.starts[place] for place in reading], [range(turns[place].chain) for place in reading]
         seen = [
             Observation(turns[place].job.sequence, [], states, self.cache.committed(turns[place].job.sequence.id))
             for place, states in zip(reading, kept_states(features, starts, chains), strict=True)
         ]
-        return self.drafts.read_along(seen, [turn.job.sequence for turn in turns])
+        self.drafts.read_along(seen, [turn.job.sequence for turn in turns])
+        return True
 
     def _spec(self, turns: Many[Turn]) -> TreeSpec | None:
         """The tree that all of them may have who may have one; the others' rows are there as well, and come to
