@@ -73,7 +73,7 @@ static void place_row(const Model *m, const Layer *layer, const Pass *p, bf16 *c
 
 /* Rows in tiles as the model's weights want them. */
 static void ready_row(const Model *m, const Pass *p, bf16 *tiles, int64_t row, int64_t width) {
-    if (m->head.scales) p->row_scales[row] = in_bytes(tiles, row, width);
+    if (m->head.scales) p->row_scales[row] = as_bytes(tiles, row, width);
 }
 
 static void ready_rows(const Model *m, const Pass *p, bf16 *tiles, int64_t width, int thread, int threads) {
@@ -115,6 +115,7 @@ static void pass_rows(const Model *m, const Pass *p, int thread, int threads) {
 #pragma omp barrier
         for (int64_t row = thread; row < p->rows; row += threads) place_row(m, layer, p, cache, row);
 #pragma omp barrier
+        pack_all(m, p, cache, SHARE);
         attend_all(m, p, cache, SHARE);
 #pragma omp barrier
         ready_rows(m, p, p->mixed, heads, SHARE);

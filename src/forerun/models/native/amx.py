@@ -56,7 +56,7 @@ Pass = structure(
     "Pass",
     "rows, segments, wanted, slots, threads, *x, *beside, *cosine, *sine, *cache, *row_slots, *first_row, *first_key, "
     "*keys, *prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *peaks, *highest, *likeliest, "
-    "*normed, *queries, *mixed, *act, *qkv, *scores, score_size, *row_scales",
+    "*normed, *queries, *mixed, *act, *qkv, *scores, score_size, *row_scales, *packed",
 )
 
 
@@ -203,6 +203,7 @@ class AmxPass:
         qkv = torch.empty(height, width)
         scores = torch.empty(threads, score_size)
         row_scales = torch.empty(height)
+        packed = x.new_empty(seen.keys.shape[0], config.kv_heads * config.head_dim) if rows > 1 else None
         self.call(
             ctypes.byref(self.model),
             ctypes.byref(
@@ -214,7 +215,7 @@ class AmxPass:
                     *(wanted.data_ptr(), ctypes.addressof(active), ctypes.addressof(places)),
                     *(logits.data_ptr(), peaks.data_ptr(), highest.data_ptr(), likeliest.data_ptr()),
                     *(part.data_ptr() for part in scratch),
-                    *(qkv.data_ptr(), scores.data_ptr(), score_size, row_scales.data_ptr()),
+                    *(qkv.data_ptr(), scores.data_ptr(), score_size, row_scales.data_ptr(), _address(packed)),
                 )
             ),
         )

@@ -37,6 +37,9 @@ typedef struct {
     const bf16 *keys, *values; /* of slot 0 and this head */
     const int64_t *slots;      /* of the segment's keys */
     int64_t count, stride;     /* of keys, and between slots */
+    const bf16 *packed;        /* values of 32 keys each as tiles, or NULL, */
+    int64_t packed_stride;     /* so far apart */
+    int fetched;               /* whether keys have to be fetched */
     int64_t first, rows, share;
 } Look;
 
@@ -46,31 +49,55 @@ static inline int one_run(const int64_t *slots, int64_t count) {
     return !gaps;
 }
 
+#define KEYS_AT_ONCE 64
+
 /* scores[key][lane] for the first `count` keys. */
 static void score(const Look *look, const bf16 *asked, int64_t count, int64_t d, int64_t all_slots, float *scores) {
-    bf16 copied[16 * 256] __attribute__((aligned(64)));
-    for (int64_t key = 0; key < count; key += 16) {
-        int64_t there = look->count - key < 16 ? look->count - key : 16, slot = look->slots[key];
-        const bf16 *from = look->keys + slot * look->stride;
-        int64_t stride = look->stride;
-        if (slot + 16 > all_slots || !one_run(look->slots + key, there)) {
-            for (int64_t i = 0; i < there; i++)
-                memcpy(copied + i * d, look->keys + look->slots[key + i] * look->stride, sizeof(bf16) * d);
-            from = copied;
-            stride = d;
+    bf16 copied[KEYS_AT_ONCE * 256] __attribute__((aligned(64)));
+    for (int64_t key = 0; key < count; key += KEYS_AT_ONCE) {
+        const bf16 *from[4];
+        int64_t strides[4], tiles = count - key < KEYS_AT_ONCE ? (count - key + 15) / 16 : 4;
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t *slots = look->slots + key + 16 * t;
+            int64_t there = look->count - key - 16 * t < 16 ? look->count - key - 16 * t : 16;
+            from[t] = look->keys + slots[0] * look->stride;
+            strides[t] = 2 * look->stride;
+            if (slots[0] + 16 > all_slots || !one_run(slots, there)) {
+                from[t] = copied + 16 * t * d;
+                strides[t] = 2 * d;
+                for (int64_t i = 0; i < there; i++)
+                    memcpy(copied + (16 * t + i) * d, look->keys + slots[i] * look->stride, sizeof(bf16) * d);
+            }
         }
         WRITTEN();
-        for (int64_t i = 0; key + 32 < count && i < 16; i++)
+        for (int64_t i = 0; look->fetched && key + KEYS_AT_ONCE < count && i < KEYS_AT_ONCE; i++)
             for (int64_t line = 0; line < d; line += 32)
-                _mm_prefetch((const char *)(look->keys + (slot + 32 + i) * look->stride + line), _MM_HINT_T0);
+                _mm_prefetch((const char *)(look->keys + (look->slots[key] + KEYS_AT_ONCE + i) * look->stride + line),
+                             _MM_HINT_T0);
         _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
         for (int64_t k = 0; k < d / 32; k++) {
-            _tile_loadd(4, from + 32 * k, 2 * stride);
             _tile_loadd(6, asked + 512 * k, 64);
+            _tile_loadd(4, from[0] + 32 * k, strides[0]);
             _tile_dpbf16ps(0, 4, 6);
+            if (tiles < 2) continue;
+            _tile_loadd(5, from[1] + 32 * k, strides[1]);
+            _tile_dpbf16ps(1, 5, 6);
+            if (tiles < 3) continue;
+            _tile_loadd(4, from[2] + 32 * k, strides[2]);
+            _tile_dpbf16ps(2, 4, 6);
+            if (tiles < 4) continue;
+            _tile_loadd(5, from[3] + 32 * k, strides[3]);
+            _tile_dpbf16ps(3, 5, 6);
         }
         _tile_stored(0, scores + 16 * key, 64);
+        if (tiles > 1) _tile_stored(1, scores + 16 * (key + 16), 64);
+        if (tiles > 2) _tile_stored(2, scores + 16 * (key + 32), 64);
+        if (tiles > 3) _tile_stored(3, scores + 16 * (key + 48), 64);
     }
+    WRITTEN();
 }
 
 /* 32 weights of each lane as a tile of 16 rows; `lanes` says which rows are not zero. */
@@ -85,26 +112,35 @@ static void weigh(const float *weights, uint32_t lanes, bf16 *tile) {
     for (int i = 0; i < 16; i++) _mm512_storeu_si512(tile + 32 * i, rows[i]);
 }
 
-/* Adds 32 keys' values, weighted by the tile, to 64 dimensions in tiles 0 to 3. */
-static void gather(const bf16 *tile, const bf16 *const *values) {
-    bf16 pairs[4][512] __attribute__((aligned(64)));
+/* 64 dimensions of 32 keys' values as four tiles. */
+static void pack(const bf16 *const *values, bf16 *tiles) {
     for (int i = 0; i < 16; i++) {
         for (int c = 0; c < 4; c++) {
             __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(values[2 * i] + 16 * c)));
             __m512i odd = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(values[2 * i + 1] + 16 * c)));
-            _mm512_store_si512(pairs[c] + 32 * i, _mm512_or_epi32(even, _mm512_slli_epi32(odd, 16)));
+            _mm512_store_si512(tiles + 512 * c + 32 * i, _mm512_or_epi32(even, _mm512_slli_epi32(odd, 16)));
         }
     }
+}
+
+/* Adds values in tiles, weighted, to 64 dimensions in tiles 0 to 3. */
+static inline void mix(const bf16 *weights, const bf16 *values) {
+    _tile_loadd(4, weights, 64);
+    _tile_loadd(5, values, 64);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, values + 512, 64);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_loadd(7, values + 1024, 64);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_loadd(5, values + 1536, 64);
+    _tile_dpbf16ps(3, 4, 5);
+}
+
+static void mix_unpacked(const bf16 *weights, const bf16 *const *values) {
+    bf16 tiles[4 * 512] __attribute__((aligned(64)));
+    pack(values, tiles);
     WRITTEN();
-    _tile_loadd(4, tile, 64);
-    _tile_loadd(6, pairs[0], 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, pairs[1], 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(6, pairs[2], 64);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(7, pairs[3], 64);
-    _tile_dpbf16ps(3, 4, 7);
+    mix(weights, tiles);
     WRITTEN(); /* and what is written after it was not there before */
 }
 
@@ -157,27 +193,31 @@ static void attend(const Model *m, const Pass *p, const Look *look, int64_t head
     _mm512_storeu_ps(total, sum);
     const bf16 *values[32];
     int64_t together = own ? common / 32 * 32 : longest; /* from there on each row goes its own way */
+    for (int64_t key = 0; key < together; key += 32) weigh(scores + 16 * key, 0xffff, (bf16 *)(scores + 16 * key));
+    WRITTEN();
     for (int64_t half = 0; half < d; half += 64) {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
-        for (int64_t key = 0; key < together; key += 32) {
+        int64_t key = 0;
+        for (; look->packed && key + 32 <= together; key += 32)
+            mix((const bf16 *)(scores + 16 * key), look->packed + key / 32 * look->packed_stride + 32 * half);
+        for (; key < together; key += 32) {
             for (int64_t i = 0; i < 32; i++)
                 values[i] = key + i < longest ? look->values + look->slots[key + i] * look->stride + half : nothing;
-            weigh(scores + 16 * key, 0xffff, tile);
-            gather(tile, values);
+            mix_unpacked((const bf16 *)(scores + 16 * key), values);
         }
         for (int64_t r = 0; own && r < look->rows; r++) {
             const int32_t *tail = p->tail + p->tail_start[look->first + r];
             uint32_t mask = ((1u << share) - 1) << (r * share);
-            for (int64_t key = together; key < ends[r * share]; key += 32) {
+            for (key = together; key < ends[r * share]; key += 32) {
                 for (int64_t i = 0; i < 32; i++) {
                     int64_t place = key + i < common ? key + i : key + i < ends[r * share] ? tail[key + i - common] : -1;
                     values[i] = place < 0 ? nothing : look->values + look->slots[place] * look->stride + half;
                 }
                 weigh(scores + 16 * key, mask, tile);
-                gather(tile, values);
+                mix_unpacked(tile, values);
             }
         }
         _tile_stored(0, mixed, 256);
@@ -194,10 +234,40 @@ static void attend(const Model *m, const Pass *p, const Look *look, int64_t head
     }
 }
 
+/* How many rows look together. */
+static inline int64_t rows_at_once(const Model *m) { return 16 / (m->heads / m->kv_heads); }
+
+/* Whether a segment's values are looked at so often that packing them once pays. */
+static inline int is_packed(const Model *m, const Pass *p, int64_t segment) {
+    return p->packed && p->first_row[segment + 1] - p->first_row[segment] > rows_at_once(m);
+}
+
+/* Values of segments with many rows as tiles: [32 keys each][kv_heads][head_dim / 16][16][16][2], whole tiles only. */
+static void pack_all(const Model *m, const Pass *p, const bf16 *cache, int thread, int threads) {
+    int64_t d = m->head_dim, kv = m->kv_heads, place = 0, task = 0;
+    const bf16 *values[32];
+    for (int64_t s = 0; s < p->segments; s++) {
+        if (!is_packed(m, p, s)) continue;
+        const int64_t *slots = p->keys + p->first_key[s];
+        int64_t count = p->first_key[s + 1] - p->first_key[s];
+        for (int64_t key = 0; key + 32 <= count; key += 32, place++) {
+            for (int64_t head = 0; head < kv; head++, task++) {
+                if (task % threads != thread) continue;
+                for (int64_t half = 0; half < d; half += 64) {
+                    for (int64_t i = 0; i < 32; i++) values[i] = cache + (slots[key + i] * 2 * kv + kv + head) * d + half;
+                    pack(values, p->packed + (place * kv + head) * 32 * d + 32 * half);
+                }
+            }
+        }
+    }
+#pragma omp barrier
+}
+
 static void attend_all(const Model *m, const Pass *p, const bf16 *cache, int thread, int threads) {
-    int64_t d = m->head_dim, kv = m->kv_heads, share = m->heads / kv, most = 16 / share, task = 0;
+    int64_t d = m->head_dim, kv = m->kv_heads, most = rows_at_once(m), task = 0, place = 0;
     float *scores = p->scores + thread * p->score_size;
     for (int64_t s = 0; s < p->segments; s++) {
+        int64_t count = p->first_key[s + 1] - p->first_key[s];
         for (int64_t row = p->first_row[s]; row < p->first_row[s + 1]; row += most) {
             int64_t left = p->first_row[s + 1] - row;
             for (int64_t head = 0; head < kv; head++, task++) {
@@ -205,13 +275,17 @@ static void attend_all(const Model *m, const Pass *p, const bf16 *cache, int thr
                 Look look = {cache + head * d,
                              cache + (kv + head) * d,
                              p->keys + p->first_key[s],
-                             p->first_key[s + 1] - p->first_key[s],
+                             count,
                              2 * kv * d,
+                             is_packed(m, p, s) ? p->packed + (place * kv + head) * 32 * d : NULL,
+                             kv * 32 * d,
+                             row - p->first_row[s] < 2 * most,
                              row,
                              left < most ? left : most,
-                             share};
+                             m->heads / kv};
                 attend(m, p, &look, head, scores);
             }
         }
+        if (is_packed(m, p, s)) place += count / 32;
     }
 }

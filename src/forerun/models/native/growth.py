@@ -111,6 +111,7 @@ class TreeInC:
             real("qkv", height, heads + 2 * config.kv_heads * config.head_dim),
             *(0, 0),  # `scores`, by threads and keys
             real("row_scales", height),
+            0,  # `packed`: few rows look at a text
         )
         self.growth = Growth(
             joined=int(entry.fc is not None),

@@ -38,38 +38,6 @@ static inline void remember(__m512 a, __m512 b, int64_t token, float *peak, floa
     *likeliest = token + (left ? __builtin_ctz(left) : 16 + __builtin_ctz(right));
 }
 
-static void use(Use how, const float *left, const float *right, int64_t rows, int64_t row, int64_t pair, int64_t width,
-                const float *bias, void *out) {
-    for (int64_t r = 0; r < rows; r++) {
-        __m512 a = _mm512_loadu_ps(left + 16 * r), b = _mm512_loadu_ps(right + 16 * r);
-        if (bias) {
-            a = _mm512_add_ps(a, _mm512_loadu_ps(bias + 32 * pair));
-            b = _mm512_add_ps(b, _mm512_loadu_ps(bias + 32 * pair + 16));
-        }
-        if (how == KEEP) {
-            float *place = (float *)out + (row + r) * width + 32 * pair;
-            _mm512_storeu_ps(place, a);
-            _mm512_storeu_ps(place + 16, b);
-        } else if (how == ADD) {
-            bf16 *place = (bf16 *)out + (row + r) * width + 32 * pair;
-            store(place, _mm512_add_ps(wide(place), a));
-            store(place + 16, _mm512_add_ps(wide(place + 16), b));
-        } else if (how == GATE) {
-            __m512 one = _mm512_set1_ps(1.0f), negative = _mm512_sub_ps(_mm512_setzero_ps(), a);
-            __m512 silu = _mm512_div_ps(a, _mm512_add_ps(one, exponential(negative)));
-            store(tiled(out, row + r, 16 * pair, width), _mm512_mul_ps(silu, b));
-        } else {
-            const Pass *pass = out;
-            bf16 *place = pass->logits + (row + r) * width + 32 * pair;
-            store(place, a);
-            store(place + 16, b);
-            int64_t mine = omp_get_thread_num() * pass->wanted + row + r;
-            float *peak = pass->peaks + ((row + r) * width + 32 * pair) / 32;
-            remember(wide(place), wide(place + 16), 32 * pair, peak, pass->highest + mine, pass->likeliest + mine);
-        }
-    }
-}
-
 /* The pairs of tiles that a thread computes: from its first to that of the next thread. */
 static inline int64_t share_of(int64_t pairs, int thread, int threads) { return pairs * thread / threads; }
 
@@ -92,43 +60,130 @@ typedef struct {
     void *out;
 } Task;
 
-static void pair_in_bfloat16(const Task *t, const bf16 *w, const char *ahead, int64_t pair) {
-    float tiles[4][256] __attribute__((aligned(64)));
-    int64_t steps = t->in / 32, blocks = (t->rows + 31) / 32, lines = (32 + blocks - 1) / blocks;
-    for (int64_t row = 0; row < t->rows; row += 32) {
-        int more = t->rows - row > 16;
-        const bf16 *upper = t->x + row * t->in, *lower = upper + 16 * t->in;
+/* What becomes of 32 sums of one row. */
+static inline void use(const Task *t, const float *left, const float *right, int64_t row, int64_t pair) {
+    __m512 a = _mm512_load_ps(left), b = _mm512_load_ps(right);
+    if (t->bias) {
+        a = _mm512_add_ps(a, _mm512_loadu_ps(t->bias + 32 * pair));
+        b = _mm512_add_ps(b, _mm512_loadu_ps(t->bias + 32 * pair + 16));
+    }
+    if (t->how == KEEP) {
+        float *place = (float *)t->out + row * t->width + 32 * pair;
+        _mm512_storeu_ps(place, a);
+        _mm512_storeu_ps(place + 16, b);
+    } else if (t->how == ADD) {
+        bf16 *place = (bf16 *)t->out + row * t->width + 32 * pair;
+        store(place, _mm512_add_ps(wide(place), a));
+        store(place + 16, _mm512_add_ps(wide(place + 16), b));
+    } else if (t->how == GATE) {
+        __m512 one = _mm512_set1_ps(1.0f), negative = _mm512_sub_ps(_mm512_setzero_ps(), a);
+        __m512 silu = _mm512_div_ps(a, _mm512_add_ps(one, exponential(negative)));
+        store(tiled(t->out, row, 16 * pair, t->width), _mm512_mul_ps(silu, b));
+    } else {
+        const Pass *pass = t->out;
+        bf16 *place = pass->logits + row * t->width + 32 * pair;
+        store(place, a);
+        store(place + 16, b);
+        int64_t mine = omp_get_thread_num() * pass->wanted + row;
+        float *peak = pass->peaks + (row * t->width + 32 * pair) / 32;
+        remember(wide(place), wide(place + 16), 32 * pair, peak, pass->highest + mine, pass->likeliest + mine);
+    }
+}
+
+#define GROUP 8 /* blocks of 32 rows that are multiplied with a part of a matrix while it is near */
+#define PART 12 /* steps of 32 inputs: so much of 32 outputs stays in the first cache, with rows going by */
+
+/* 32 outputs of a group of rows. */
+typedef struct {
+    float sums[GROUP][4][256] __attribute__((aligned(64))); /* of 32 rows: upper left, upper right, lower left and right */
+    int64_t row, rows, pair, used;
+} Group;
+
+static inline void use_next(const Task *t, Group *g, int64_t count) {
+    int64_t end = g->used + count < g->rows ? g->used + count : g->rows;
+    for (; g->used < end; g->used++) {
+        const float *left = g->sums[g->used / 32][g->used / 16 % 2 * 2] + 16 * (g->used % 16);
+        use(t, left, left + 256, g->row + g->used, g->pair);
+    }
+}
+
+/* A block's products with the inputs of steps `from` to `to`, added to its sums unless they are the first. Beside that
+ * `each` rows of the group before are used at every step, and so many lines of what comes next are fetched. */
+static inline const char *multiply(const Task *t, const bf16 *w, Group *now, int64_t block, int64_t from, int64_t to,
+                                   Group *before, int64_t each, const char *ahead, int64_t lines) {
+    float(*sums)[256] = now->sums[block];
+    int more = now->rows - 32 * block > 16;
+    const bf16 *upper = t->x + (now->row + 32 * block) * t->in, *lower = upper + 16 * t->in;
+    if (from) {
+        _tile_loadd(0, sums[0], 64);
+        _tile_loadd(1, sums[1], 64);
+        _tile_loadd(2, sums[2], 64);
+        _tile_loadd(3, sums[3], 64);
+    } else {
         _tile_zero(0);
         _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    _tile_loadd(4, upper + 512 * from, 64);
+    _tile_loadd(6, w + 1024 * from, 64);
+    if (more) _tile_loadd(5, lower + 512 * from, 64);
+    _tile_loadd(7, w + 1024 * from + 512, 64);
+    for (int64_t k = from; k < to; k++) {
+        int64_t next = k + 1 < to ? k + 1 : k;
+        for (int64_t line = 0; line < lines; line++) _mm_prefetch(ahead + 64 * line, _MM_HINT_T1);
+        ahead += 64 * lines;
+        _tile_dpbf16ps(0, 4, 6);
         if (more) {
-            _tile_zero(2);
-            _tile_zero(3);
-        }
-        for (int64_t k = 0; k < steps; k++) {
-            for (int64_t line = 0; line < lines; line++) _mm_prefetch(ahead + 64 * line, _MM_HINT_T1);
-            ahead += 64 * lines;
-            _tile_loadd(4, upper + 512 * k, 64);
-            _tile_loadd(6, w + 1024 * k, 64);
-            _tile_loadd(7, w + 1024 * k + 512, 64);
-            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_loadd(6, w + 1024 * next, 64);
             _tile_dpbf16ps(1, 4, 7);
-            if (more) {
-                _tile_loadd(5, lower + 512 * k, 64);
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
-            }
+            _tile_loadd(4, upper + 512 * next, 64);
+            _tile_dpbf16ps(3, 5, 7);
+            _tile_loadd(5, lower + 512 * next, 64);
+        } else {
+            _tile_loadd(6, w + 1024 * next, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(4, upper + 512 * next, 64);
         }
-        _tile_stored(0, tiles[0], 64);
-        _tile_stored(1, tiles[1], 64);
-        int64_t first = t->rows - row < 16 ? t->rows - row : 16;
-        use(t->how, tiles[0], tiles[1], first, row, pair, t->width, t->bias, t->out);
-        if (more) {
-            _tile_stored(2, tiles[2], 64);
-            _tile_stored(3, tiles[3], 64);
-            int64_t second = t->rows - row - 16 < 16 ? t->rows - row - 16 : 16;
-            use(t->how, tiles[2], tiles[3], second, row + 16, pair, t->width, t->bias, t->out);
+        _tile_loadd(7, w + 1024 * next + 512, 64);
+        use_next(t, before, each);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    if (more) {
+        _tile_stored(2, sums[2], 64);
+        _tile_stored(3, sums[3], 64);
+    }
+    WRITTEN();
+    return ahead;
+}
+
+/* The pairs of tiles from `pair` to `last`; `next` is what will be read after them. */
+static void in_bfloat16(const Task *t, const bf16 *matrix, int64_t pair, int64_t last, const char *next) {
+    Group groups[2], *now = groups, *before = groups + 1;
+    int64_t steps = t->in / 32, all = (t->rows + 31) / 32, lines = (32 + all - 1) / all, each = (32 + steps - 1) / steps;
+    before->rows = before->used = 0;
+    for (; pair < last; pair++) {
+        const bf16 *w = matrix + pair * 32 * t->in;
+        const char *ahead = pair + 1 < last ? (const char *)(w + 32 * t->in) : next;
+        for (int64_t row = 0; row < t->rows; row += 32 * GROUP) {
+            now->row = row;
+            now->rows = t->rows - row < 32 * GROUP ? t->rows - row : 32 * GROUP;
+            now->pair = pair;
+            now->used = 0;
+            int64_t blocks = (now->rows + 31) / 32, part = blocks > 2 ? PART : steps;
+            for (int64_t from = 0; from < steps; from += part)
+                for (int64_t block = 0; block < blocks; block++)
+                    ahead = multiply(t, w, now, block, from, from + part < steps ? from + part : steps, before, each,
+                                     ahead, lines);
+            use_next(t, before, before->rows);
+            Group *other = before;
+            before = now;
+            now = other;
         }
     }
+    use_next(t, before, before->rows);
 }
 
 /* What the sums of 16 outputs stand for. */
@@ -173,7 +228,14 @@ static void pair_in_bytes(const Task *t, const int8_t *w, const float *scales, c
         int64_t count = t->rows - row < 16 ? t->rows - row : 16;
         scaled(sums[0], sums[2], t, row, count, scales + 32 * pair, tiles[0]);
         scaled(sums[1], sums[3], t, row, count, scales + 32 * pair + 16, tiles[1]);
-        use(t->how, tiles[0], tiles[1], count, row, pair, t->width, t->bias, t->out);
+        for (int64_t r = 0; r < count; r++) use(t, tiles[0] + 16 * r, tiles[1] + 16 * r, row + r, pair);
+    }
+}
+
+static void in_bytes(const Task *t, Matrix matrix, int64_t pair, int64_t last, const char *next) {
+    for (; pair < last; pair++) {
+        const int8_t *w = (const int8_t *)matrix.tiles + pair * 32 * t->in;
+        pair_in_bytes(t, w, matrix.scales, pair + 1 < last ? (const char *)(w + 32 * t->in) : next, pair);
     }
 }
 
@@ -181,23 +243,19 @@ static void pair_in_bytes(const Task *t, const int8_t *w, const float *scales, c
  * fetched: the next pair of tiles, or at last its share of `next`, the matrix after this one. */
 static void product(const Task *t, Matrix matrix, int64_t pairs, const char *next, int thread, int threads) {
     if (!t->rows) return;
-    int64_t last = share_of(pairs, thread + 1, threads);
-    int64_t size = 32 * t->in * (matrix.scales ? 1 : (int64_t)sizeof(bf16));
+    int64_t first = share_of(pairs, thread, threads), last = share_of(pairs, thread + 1, threads);
     int few = matrix.scales && t->rows < 16;
     if (few) load_tiles(t->rows);
     WRITTEN();
-    for (int64_t pair = share_of(pairs, thread, threads); pair < last; pair++) {
-        const char *w = (const char *)matrix.tiles + pair * size, *ahead = pair + 1 < last ? w + size : next;
-        if (matrix.scales)
-            pair_in_bytes(t, (const int8_t *)w, matrix.scales, ahead, pair);
-        else
-            pair_in_bfloat16(t, (const bf16 *)w, ahead, pair);
-    }
+    if (matrix.scales)
+        in_bytes(t, matrix, first, last, next);
+    else
+        in_bfloat16(t, matrix.tiles, first, last, next);
     if (few) load_tiles(16);
 }
 
 /* A row in tiles of bfloat16 becomes bytes, in the same place; its scale. What is no number makes all of it none. */
-static float in_bytes(bf16 *tiles, int64_t row, int64_t width) {
+static float as_bytes(bf16 *tiles, int64_t row, int64_t width) {
     __m512i most = _mm512_setzero_si512(), size = _mm512_set1_epi16(0x7fff);
     for (int64_t i = 0; i < width; i += 32)
         most = _mm512_max_epu16(most, _mm512_and_si512(_mm512_loadu_si512(tiled(tiles, row, i, width)), size));

@@ -51,6 +51,7 @@ typedef struct {
     float *scores;                   /* [threads][score_size] */
     int64_t score_size;
     float *row_scales;               /* [rows] where weights are in bytes */
+    bf16 *packed;                    /* scratch: values of all keys, or NULL */
 } Pass;
 
 typedef struct {
