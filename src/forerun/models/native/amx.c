@@ -100,8 +100,10 @@ static void attended_rows(const Model *m, const Layer *layer, const Pass *p, int
 }
 
 /* What one thread does of a pass. */
-static void pass_rows(const Model *m, const Pass *p, int thread, int threads) {
+static void pass_rows(const Model *m, const Pass *p, Stream *s) {
+    int thread = s->thread, threads = s->threads;
     int64_t heads = m->heads * m->head_dim, width = heads + 2 * m->kv_heads * m->head_dim;
+    int64_t looked_at = bytes_looked_at(m, p);
     for (int64_t l = 0; l <= m->layers; l++) {
         if (p->features[l] && thread == 0) memcpy(p->features[l], p->x, sizeof(bf16) * p->rows * m->hidden);
         if (l == m->layers || !p->active[l]) continue;
@@ -111,27 +113,25 @@ static void pass_rows(const Model *m, const Pass *p, int thread, int threads) {
         attended_rows(m, layer, p, read, SHARE);
 #pragma omp barrier
         Task attended = {p->normed, p->row_scales, p->rows, read, KEEP, layer->qkv_bias, width, p->qkv};
-        product(&attended, layer->qkv, width / 32, begin(layer->out, m->hidden, heads, SHARE), SHARE);
+        product(&attended, layer->qkv, width / 32, s, looked_at);
 #pragma omp barrier
         for (int64_t row = thread; row < p->rows; row += threads) place_row(m, layer, p, cache, row);
 #pragma omp barrier
         pack_all(m, p, cache, SHARE);
-        attend_all(m, p, cache, SHARE);
+        attend_all(m, p, cache, s);
 #pragma omp barrier
         ready_rows(m, p, p->mixed, heads, SHARE);
         Task mixed = {p->mixed, p->row_scales, p->rows, heads, ADD, layer->out_bias, m->hidden, p->x};
-        product(&mixed, layer->out, m->hidden / 32, begin(layer->gate_up, 2 * m->inner, m->hidden, SHARE), SHARE);
+        product(&mixed, layer->out, m->hidden / 32, s, 0);
 #pragma omp barrier
         norm_rows(m, p, layer->inner_norm, SHARE);
 #pragma omp barrier
         Task normed = {p->normed, p->row_scales, p->rows, m->hidden, GATE, NULL, m->inner, p->act};
-        product(&normed, layer->gate_up, m->inner / 16, begin(layer->down, m->hidden, m->inner, SHARE), SHARE);
+        product(&normed, layer->gate_up, m->inner / 16, s, 0);
 #pragma omp barrier
         ready_rows(m, p, p->act, m->inner, SHARE);
-        const char *next = l + 1 < m->layers ? begin(layer[1].qkv, width, m->hidden, SHARE)
-                                             : begin(m->head, m->vocabulary, m->hidden, SHARE);
         Task gated = {p->act, p->row_scales, p->rows, m->inner, ADD, NULL, m->hidden, p->x};
-        product(&gated, layer->down, m->hidden / 32, next, SHARE);
+        product(&gated, layer->down, m->hidden / 32, s, 0);
 #pragma omp barrier
     }
     for (int64_t w = thread; w < p->wanted; w += threads) {
@@ -140,14 +140,15 @@ static void pass_rows(const Model *m, const Pass *p, int thread, int threads) {
     }
 #pragma omp barrier
     Task last = {p->normed, p->row_scales, p->wanted, m->hidden, LOGITS, NULL, m->vocabulary, (void *)p};
-    product(&last, m->head, m->vocabulary / 32, begin(m->layer[0].qkv, width, m->hidden, SHARE), SHARE);
+    product(&last, m->head, m->vocabulary / 32, s, 0);
 }
 
 void forerun_pass(const Model *m, const Pass *p) {
 #pragma omp parallel num_threads((int)p->threads)
     {
+        Stream stream = {.m = m, .p = p, .thread = omp_get_thread_num(), .threads = omp_get_num_threads()};
         load_tiles(16);
-        pass_rows(m, p, omp_get_thread_num(), omp_get_num_threads());
+        pass_rows(m, p, &stream);
         _tile_release();
     }
 }
@@ -157,17 +158,18 @@ void forerun_pass(const Model *m, const Pass *p) {
 void forerun_join(const bf16 *const *parts, int64_t count, int64_t rows, int64_t inputs, const bf16 *matrix,
                   int64_t outputs, bf16 *tiles, bf16 *out, int64_t all_threads) {
     int64_t width = count * inputs;
+    Matrix plain = {matrix, NULL};
 #pragma omp parallel num_threads((int)all_threads)
     {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        Stream stream = {.thread = omp_get_thread_num(), .threads = omp_get_num_threads()};
+        enter_matrix(&stream, plain, outputs, width);
         load_tiles(16);
-        for (int64_t row = thread; row < rows; row += threads)
+        for (int64_t row = stream.thread; row < rows; row += stream.threads)
             for (int64_t part = 0; part < count; part++)
                 norm_row(parts[part] + row * inputs, NULL, inputs, 0, tiles, row, part * inputs, width);
 #pragma omp barrier
         Task joint = {tiles, NULL, rows, width, ADD, NULL, outputs, out};
-        Matrix plain = {matrix, NULL};
-        product(&joint, plain, outputs / 32, begin(plain, outputs, width, SHARE), SHARE);
+        product(&joint, plain, outputs / 32, &stream, 0);
         _tile_release();
     }
 }

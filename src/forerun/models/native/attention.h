@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "stream.h"
 #include "tiles.h"
 
 /* 16 rows of 16 words: columns become rows. */
@@ -100,13 +101,14 @@ static void score(const Look *look, const bf16 *asked, int64_t count, int64_t d,
     WRITTEN();
 }
 
-/* 32 weights of each lane as a tile of 16 rows; `lanes` says which rows are not zero. */
-static void weigh(const float *weights, uint32_t lanes, bf16 *tile) {
+/* The first `count` of 32 weights of each lane as a tile of 16 rows; `lanes` says which rows are not zero. */
+static inline void weigh(const float *weights, int64_t count, uint32_t lanes, bf16 *tile) {
     __m512i rows[16];
     for (int i = 0; i < 16; i++) {
-        __m512i even = _mm512_cvtepu16_epi32(narrow(_mm512_loadu_ps(weights + 32 * i)));
-        __m512i odd = _mm512_cvtepu16_epi32(narrow(_mm512_loadu_ps(weights + 32 * i + 16)));
-        rows[i] = _mm512_maskz_or_epi32((__mmask16)lanes, even, _mm512_slli_epi32(odd, 16));
+        __mmask16 first = 2 * i < count ? (__mmask16)lanes : 0, second = 2 * i + 1 < count ? (__mmask16)lanes : 0;
+        __m512i even = _mm512_cvtepu16_epi32(narrow(_mm512_maskz_loadu_ps(first, weights + 32 * i)));
+        __m512i odd = _mm512_cvtepu16_epi32(narrow(_mm512_maskz_loadu_ps(second, weights + 32 * i + 16)));
+        rows[i] = _mm512_or_epi32(even, _mm512_slli_epi32(odd, 16));
     }
     transpose(rows);
     for (int i = 0; i < 16; i++) _mm512_storeu_si512(tile + 32 * i, rows[i]);
@@ -144,14 +146,100 @@ static void mix_unpacked(const bf16 *weights, const bf16 *const *values) {
     WRITTEN(); /* and what is written after it was not there before */
 }
 
-static void attend(const Model *m, const Pass *p, const Look *look, int64_t head, float *scores) {
-    int64_t d = m->head_dim, share = look->share, lanes = look->rows * share;
-    bf16 asked[16 * 256] __attribute__((aligned(64))), tile[512] __attribute__((aligned(64)));
+static int all_finite(const bf16 *tiles) {
+    __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 found = 0;
+    for (int i = 0; i < 64; i++)
+        found |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_load_si512(tiles + 32 * i), exponent), exponent);
+    return !found;
+}
+
+/* Keys of up to 32 positions, of which rows share the first and have each their own behind them. */
+typedef struct {
+    int64_t shared, key[32]; /* keys by their place in a tile: among the segment's */
+    int64_t next[2];         /* the next place that is free, of 16 even and 16 odd ones */
+    uint32_t lanes;          /* of the rows that are in it */
+    int64_t entries;
+    struct {
+        int8_t row, position, place;
+    } entry[16 * 32]; /* where rows have their own keys */
+} Fork;
+
+/* A row's own keys, the first of which stands at `position`; 0 if there is no room. A tile adds up its even and its odd
+ * places apart, each in their order: a key keeps its parity and the order of its row, and what others have between counts
+ * nothing. Rows share what is the same of their paths, which is how they begin. */
+static int enter_row(Fork *f, int64_t row, const int32_t *own, int64_t position, int64_t end) {
+    int64_t next[2] = {f->next[0], f->next[1]}, entries = f->entries;
+    int64_t after[2] = {(f->shared + 1) / 2, f->shared / 2}; /* the row's key before */
+    for (; position < end; position++, own++) {
+        int64_t odd = position % 2, place = after[odd];
+        while (place < next[odd] && f->key[2 * place + odd] != *own) place++;
+        if (place == 16) return 0;
+        if (place == next[odd]) f->key[2 * next[odd]++ + odd] = *own;
+        after[odd] = place + 1;
+        f->entry[entries].row = (int8_t)row;
+        f->entry[entries].position = (int8_t)position;
+        f->entry[entries++].place = (int8_t)(2 * place + odd);
+    }
+    f->next[0] = next[0];
+    f->next[1] = next[1];
+    f->entries = entries;
+    return 1;
+}
+
+/* Adds the values of positions `key` to `key` + 32, from `common` on each row's own; rows together as far as they fit. */
+static void mix_forked(const Pass *p, const Look *look, const float *scores, int64_t key, int64_t common,
+                       const int32_t *ends, int64_t half) {
     static const bf16 nothing[64];
-    memset(asked, 0, sizeof(bf16) * 16 * d);
-    for (int64_t lane = 0; lane < lanes; lane++) {
-        const bf16 *q = p->queries + ((look->first + lane / share) * m->heads + head * share + lane % share) * d;
-        for (int64_t i = 0; i < d / 2; i++) memcpy(asked + 32 * i + 2 * lane, q + 2 * i, 4);
+    bf16 weights[512] __attribute__((aligned(64))), tiles[4 * 512] __attribute__((aligned(64))), narrowed[32][16];
+    const bf16 *values[32];
+    int64_t row = 0, most = look->rows, share = look->share;
+    for (int64_t i = 0; i < 32; i++) _mm256_storeu_si256((void *)narrowed[i], narrow(_mm512_loadu_ps(scores + 16 * i)));
+    while (row < look->rows) {
+        Fork fork = {.shared = common > key ? common - key : 0};
+        int64_t first = row, start = fork.shared;
+        fork.next[0] = (start + 1) / 2;
+        fork.next[1] = start / 2;
+        for (; row < look->rows && row - first < most; row++) {
+            int64_t end = ends[row * share] - key;
+            if (end <= 0) continue;
+            const int32_t *own = p->tail + p->tail_start[look->first + row] + (key + start - common);
+            if (!enter_row(&fork, row, own, start, end < 32 ? end : 32)) break;
+            fork.lanes |= ((1u << share) - 1) << (row * share);
+        }
+        if (!fork.lanes) continue;
+        for (int64_t i = 0; i < 32; i++) {
+            int64_t place = i < start ? key + i : i / 2 < fork.next[i % 2] ? fork.key[i] : -1;
+            values[i] = place < 0 ? nothing : look->values + look->slots[place] * look->stride + half;
+        }
+        pack(values, tiles);
+        if (row - first > 1 && !all_finite(tiles)) { /* nothing times infinity is not nothing: one by one */
+            row = first;
+            most = 1;
+            continue;
+        }
+        weigh(scores, start, fork.lanes, weights);
+        for (int64_t i = 0; i < fork.entries; i++)
+            for (int64_t lane = fork.entry[i].row * share; lane < (fork.entry[i].row + 1) * share; lane++)
+                weights[32 * lane + fork.entry[i].place] = narrowed[fork.entry[i].position][lane];
+        WRITTEN();
+        mix(weights, tiles);
+        WRITTEN();
+    }
+}
+
+static void attend(const Model *m, const Pass *p, const Look *look, int64_t head, float *scores, Stream *s) {
+    int64_t d = m->head_dim, share = look->share, lanes = look->rows * share;
+    bf16 asked[16 * 256] __attribute__((aligned(64)));
+    static const bf16 nothing[64];
+    for (int64_t k = 0; k < d / 32; k++) {
+        __m512i queries[16];
+        for (int64_t lane = 0; lane < 16; lane++) {
+            const bf16 *q = p->queries + ((look->first + lane / share) * m->heads + head * share + lane % share) * d;
+            queries[lane] = lane < lanes ? _mm512_loadu_si512(q + 32 * k) : _mm512_setzero_si512();
+        }
+        transpose(queries);
+        for (int64_t i = 0; i < 16; i++) _mm512_store_si512(asked + 512 * k + 32 * i, queries[i]);
     }
     /* Keys in the order of positions: those that all see, then each row's own path. */
     int64_t common = 0, longest = 0, own = 0;
@@ -170,8 +258,9 @@ static void attend(const Model *m, const Pass *p, const Look *look, int64_t head
         for (int64_t r = 0; r < look->rows; r++) {
             int64_t row = look->first + r;
             const int32_t *tail = p->tail + p->tail_start[row];
+            __mmask16 mine = (__mmask16)(((1u << share) - 1) << (r * share));
             for (int64_t t = 0; t < p->tail_start[row + 1] - p->tail_start[row]; t++)
-                memcpy(moved + 16 * t + r * share, scores + 16 * tail[t] + r * share, sizeof(float) * share);
+                _mm512_mask_storeu_ps(moved + 16 * t, mine, _mm512_loadu_ps(scores + 16 * tail[t]));
         }
         memcpy(scores + 16 * common, moved, sizeof(float) * 16 * (longest - common));
     }
@@ -187,13 +276,14 @@ static void attend(const Model *m, const Pass *p, const Look *look, int64_t head
         __m512 weight = _mm512_maskz_mov_ps(seen, exponential(below));
         sum = _mm512_add_ps(sum, weight);
         _mm512_storeu_ps(scores + 16 * i, weight);
+        if (i % 4 == 3) fetch(s, 4);
     }
     memset(scores + 16 * longest, 0, sizeof(float) * 16 * 32);
     float total[16], mixed[16 * 64] __attribute__((aligned(64)));
     _mm512_storeu_ps(total, sum);
     const bf16 *values[32];
     int64_t together = own ? common / 32 * 32 : longest; /* from there on each row goes its own way */
-    for (int64_t key = 0; key < together; key += 32) weigh(scores + 16 * key, 0xffff, (bf16 *)(scores + 16 * key));
+    for (int64_t key = 0; key < together; key += 32) weigh(scores + 16 * key, 32, 0xffff, (bf16 *)(scores + 16 * key));
     WRITTEN();
     for (int64_t half = 0; half < d; half += 64) {
         _tile_zero(0);
@@ -208,18 +298,7 @@ static void attend(const Model *m, const Pass *p, const Look *look, int64_t head
                 values[i] = key + i < longest ? look->values + look->slots[key + i] * look->stride + half : nothing;
             mix_unpacked((const bf16 *)(scores + 16 * key), values);
         }
-        for (int64_t r = 0; own && r < look->rows; r++) {
-            const int32_t *tail = p->tail + p->tail_start[look->first + r];
-            uint32_t mask = ((1u << share) - 1) << (r * share);
-            for (key = together; key < ends[r * share]; key += 32) {
-                for (int64_t i = 0; i < 32; i++) {
-                    int64_t place = key + i < common ? key + i : key + i < ends[r * share] ? tail[key + i - common] : -1;
-                    values[i] = place < 0 ? nothing : look->values + look->slots[place] * look->stride + half;
-                }
-                weigh(scores + 16 * key, mask, tile);
-                mix_unpacked(tile, values);
-            }
-        }
+        for (; own && key < longest; key += 32) mix_forked(p, look, scores + 16 * key, key, common, ends, half);
         _tile_stored(0, mixed, 256);
         _tile_stored(1, mixed + 16, 256);
         _tile_stored(2, mixed + 32, 256);
@@ -263,9 +342,11 @@ static void pack_all(const Model *m, const Pass *p, const bf16 *cache, int threa
 #pragma omp barrier
 }
 
-static void attend_all(const Model *m, const Pass *p, const bf16 *cache, int thread, int threads) {
+static void attend_all(const Model *m, const Pass *p, const bf16 *cache, Stream *stream) {
+    int thread = stream->thread, threads = stream->threads;
     int64_t d = m->head_dim, kv = m->kv_heads, most = rows_at_once(m), task = 0, place = 0;
     float *scores = p->scores + thread * p->score_size;
+    stream->allowed = stream->ahead < FARTHEST ? (FARTHEST - stream->ahead) / LINE : 0;
     for (int64_t s = 0; s < p->segments; s++) {
         int64_t count = p->first_key[s + 1] - p->first_key[s];
         for (int64_t row = p->first_row[s]; row < p->first_row[s + 1]; row += most) {
@@ -279,11 +360,11 @@ static void attend_all(const Model *m, const Pass *p, const bf16 *cache, int thr
                              2 * kv * d,
                              is_packed(m, p, s) ? p->packed + (place * kv + head) * 32 * d : NULL,
                              kv * 32 * d,
-                             row - p->first_row[s] < 2 * most,
+                             bytes_looked_at(m, p) == MOST_KEYS && row - p->first_row[s] < 2 * most,
                              row,
                              left < most ? left : most,
                              m->heads / kv};
-                attend(m, p, &look, head, scores);
+                attend(m, p, &look, head, scores, stream);
             }
         }
         if (is_packed(m, p, s)) place += count / 32;

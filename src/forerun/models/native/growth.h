@@ -140,13 +140,15 @@ static void read_rows(const Model *m, const Pass *p, const Growth *g, int64_t de
 #pragma omp parallel num_threads((int)p->threads)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        Stream stream = {.m = m, .p = p, .thread = thread, .threads = threads};
         load_tiles(16);
         if (g->joined) {
             Task joint = {g->joint, NULL, p->rows, 2 * m->hidden, ADD, NULL, m->hidden, p->x};
-            product(&joint, g->fc, m->hidden / 32, begin(m->layer[0].qkv, 32, m->hidden, SHARE), SHARE);
+            enter_matrix(&stream, g->fc, m->hidden, 2 * m->hidden);
+            product(&joint, g->fc, m->hidden / 32, &stream, 0);
 #pragma omp barrier
         }
-        pass_rows(m, p, SHARE);
+        pass_rows(m, p, &stream);
         _tile_release();
 #pragma omp barrier
         follow(m, p, g, depth, SHARE);

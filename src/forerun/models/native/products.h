@@ -11,6 +11,7 @@
 #include <math.h>
 #include <omp.h>
 
+#include "stream.h"
 #include "tiles.h"
 
 /* Tiles 0 to 5 of so many rows, which is how long multiplying takes. */
@@ -37,17 +38,6 @@ static inline void remember(__m512 a, __m512 b, int64_t token, float *peak, floa
     *highest = best;
     *likeliest = token + (left ? __builtin_ctz(left) : 16 + __builtin_ctz(right));
 }
-
-/* The pairs of tiles that a thread computes: from its first to that of the next thread. */
-static inline int64_t share_of(int64_t pairs, int thread, int threads) { return pairs * thread / threads; }
-
-/* Where a thread will begin to read a matrix of that many outputs and inputs. */
-static const char *begin(Matrix matrix, int64_t outputs, int64_t inputs, int thread, int threads) {
-    int64_t bytes = matrix.scales ? 1 : (int64_t)sizeof(bf16);
-    return (const char *)matrix.tiles + share_of(outputs / 32, thread, threads) * 32 * inputs * bytes;
-}
-
-#define SHARE thread, threads
 
 /* The rows of one product, and what becomes of it. */
 typedef struct {
@@ -90,30 +80,33 @@ static inline void use(const Task *t, const float *left, const float *right, int
     }
 }
 
-#define GROUP 8 /* blocks of 32 rows that are multiplied with a part of a matrix while it is near */
-#define PART 12 /* steps of 32 inputs: so much of 32 outputs stays in the first cache, with rows going by */
+#define GROUP 8 /* blocks of 32 rows that go by a part of 32 outputs while it is near */
+#define PART 12 /* steps of 32 inputs: what the first cache keeps of 32 outputs while rows go by */
 
-/* 32 outputs of a group of rows. */
+/* 32 outputs of some rows, and how many of them were used. */
 typedef struct {
     float sums[GROUP][4][256] __attribute__((aligned(64))); /* of 32 rows: upper left, upper right, lower left and right */
     int64_t row, rows, pair, used;
 } Group;
 
 static inline void use_next(const Task *t, Group *g, int64_t count) {
-    int64_t end = g->used + count < g->rows ? g->used + count : g->rows;
-    for (; g->used < end; g->used++) {
+    for (; count > 0 && g->used < g->rows; count--, g->used++) {
         const float *left = g->sums[g->used / 32][g->used / 16 % 2 * 2] + 16 * (g->used % 16);
         use(t, left, left + 256, g->row + g->used, g->pair);
     }
 }
 
-/* A block's products with the inputs of steps `from` to `to`, added to its sums unless they are the first. Beside that
- * `each` rows of the group before are used at every step, and so many lines of what comes next are fetched. */
-static inline const char *multiply(const Task *t, const bf16 *w, Group *now, int64_t block, int64_t from, int64_t to,
-                                   Group *before, int64_t each, const char *ahead, int64_t lines) {
-    float(*sums)[256] = now->sums[block];
-    int more = now->rows - 32 * block > 16;
-    const bf16 *upper = t->x + (now->row + 32 * block) * t->in, *lower = upper + 16 * t->in;
+/* What goes on beside a product, at each of its steps: lines are fetched, and rows of the group before are used. */
+typedef struct {
+    Stream *stream;
+    int64_t lines, rows;
+    Group *before;
+} Beside;
+
+/* A block's products with the inputs of steps `from` to `to`, added to its sums unless they are the first. */
+static inline void multiply(const Task *t, const bf16 *w, float (*sums)[256], int64_t row, int more, int64_t from,
+                            int64_t to, const Beside *beside) {
+    const bf16 *upper = t->x + row * t->in, *lower = upper + 16 * t->in;
     if (from) {
         _tile_loadd(0, sums[0], 64);
         _tile_loadd(1, sums[1], 64);
@@ -131,8 +124,7 @@ static inline const char *multiply(const Task *t, const bf16 *w, Group *now, int
     _tile_loadd(7, w + 1024 * from + 512, 64);
     for (int64_t k = from; k < to; k++) {
         int64_t next = k + 1 < to ? k + 1 : k;
-        for (int64_t line = 0; line < lines; line++) _mm_prefetch(ahead + 64 * line, _MM_HINT_T1);
-        ahead += 64 * lines;
+        fetch(beside->stream, beside->lines);
         _tile_dpbf16ps(0, 4, 6);
         if (more) {
             _tile_dpbf16ps(2, 5, 6);
@@ -147,7 +139,7 @@ static inline const char *multiply(const Task *t, const bf16 *w, Group *now, int
             _tile_loadd(4, upper + 512 * next, 64);
         }
         _tile_loadd(7, w + 1024 * next + 512, 64);
-        use_next(t, before, each);
+        use_next(t, beside->before, beside->rows);
     }
     _tile_stored(0, sums[0], 64);
     _tile_stored(1, sums[1], 64);
@@ -156,34 +148,33 @@ static inline const char *multiply(const Task *t, const bf16 *w, Group *now, int
         _tile_stored(3, sums[3], 64);
     }
     WRITTEN();
-    return ahead;
 }
 
-/* The pairs of tiles from `pair` to `last`; `next` is what will be read after them. */
-static void in_bfloat16(const Task *t, const bf16 *matrix, int64_t pair, int64_t last, const char *next) {
+/* The pairs of tiles from `pair` to `last`. */
+static void in_bfloat16(const Task *t, const bf16 *matrix, int64_t pair, int64_t last, Stream *s, int64_t lines) {
     Group groups[2], *now = groups, *before = groups + 1;
-    int64_t steps = t->in / 32, all = (t->rows + 31) / 32, lines = (32 + all - 1) / all, each = (32 + steps - 1) / steps;
+    int64_t steps = t->in / 32;
     before->rows = before->used = 0;
     for (; pair < last; pair++) {
-        const bf16 *w = matrix + pair * 32 * t->in;
-        const char *ahead = pair + 1 < last ? (const char *)(w + 32 * t->in) : next;
         for (int64_t row = 0; row < t->rows; row += 32 * GROUP) {
+            int64_t rows = t->rows - row < 32 * GROUP ? t->rows - row : 32 * GROUP, blocks = (rows + 31) / 32;
+            int64_t part = blocks > 2 ? PART : steps;
+            Beside beside = {s, lines, (32 + steps - 1) / steps, before};
             now->row = row;
-            now->rows = t->rows - row < 32 * GROUP ? t->rows - row : 32 * GROUP;
+            now->rows = rows;
             now->pair = pair;
             now->used = 0;
-            int64_t blocks = (now->rows + 31) / 32, part = blocks > 2 ? PART : steps;
             for (int64_t from = 0; from < steps; from += part)
                 for (int64_t block = 0; block < blocks; block++)
-                    ahead = multiply(t, w, now, block, from, from + part < steps ? from + part : steps, before, each,
-                                     ahead, lines);
-            use_next(t, before, before->rows);
+                    multiply(t, matrix + pair * 32 * t->in, now->sums[block], row + 32 * block, rows - 32 * block > 16,
+                             from, from + part < steps ? from + part : steps, &beside);
+            use_next(t, before, INT64_MAX);
             Group *other = before;
             before = now;
             now = other;
         }
     }
-    use_next(t, before, before->rows);
+    use_next(t, before, INT64_MAX);
 }
 
 /* What the sums of 16 outputs stand for. */
@@ -198,10 +189,10 @@ static inline void scaled(const int32_t *high, const int32_t *low, const Task *t
     }
 }
 
-static void pair_in_bytes(const Task *t, const int8_t *w, const float *scales, const char *ahead, int64_t pair) {
+static void pair_in_bytes(const Task *t, const int8_t *w, const float *scales, int64_t pair, Stream *s, int64_t lines) {
     int32_t sums[4][256] __attribute__((aligned(64)));
     float tiles[2][256] __attribute__((aligned(64)));
-    int64_t steps = t->in / 64, blocks = (t->rows + 15) / 16, lines = (32 + blocks - 1) / blocks;
+    int64_t steps = t->in / 64;
     for (int64_t row = 0; row < t->rows; row += 16) {
         const bf16 *x = t->x + row * t->in;
         _tile_zero(0);
@@ -209,8 +200,7 @@ static void pair_in_bytes(const Task *t, const int8_t *w, const float *scales, c
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t k = 0; k < steps; k++) {
-            for (int64_t line = 0; line < lines; line++) _mm_prefetch(ahead + 64 * line, _MM_HINT_T1);
-            ahead += 64 * lines;
+            fetch(s, lines);
             _tile_loadd(6, w + 2048 * k, 64);
             _tile_loadd(7, w + 2048 * k + 1024, 64);
             _tile_loadd(4, x + 1024 * k, 64);
@@ -232,25 +222,24 @@ static void pair_in_bytes(const Task *t, const int8_t *w, const float *scales, c
     }
 }
 
-static void in_bytes(const Task *t, Matrix matrix, int64_t pair, int64_t last, const char *next) {
-    for (; pair < last; pair++) {
-        const int8_t *w = (const int8_t *)matrix.tiles + pair * 32 * t->in;
-        pair_in_bytes(t, w, matrix.scales, pair + 1 < last ? (const char *)(w + 32 * t->in) : next, pair);
-    }
-}
-
 /* Tiled rows times a matrix of 32 · pairs outputs; this thread's share of them. While it computes, what comes next is
- * fetched: the next pair of tiles, or at last its share of `next`, the matrix after this one. */
-static void product(const Task *t, Matrix matrix, int64_t pairs, const char *next, int thread, int threads) {
+ * fetched, and `more` bytes of what is not read as a matrix. */
+static void product(const Task *t, Matrix matrix, int64_t pairs, Stream *s, int64_t more) {
     if (!t->rows) return;
-    int64_t first = share_of(pairs, thread, threads), last = share_of(pairs, thread + 1, threads);
+    int64_t first = share_of(pairs, s->thread, s->threads), last = share_of(pairs, s->thread + 1, s->threads);
+    int64_t read = bytes_of(matrix, (last - first) * 32 * t->in), tall = matrix.scales ? 16 : 32;
+    int64_t steps = read / 2048 * ((t->rows + tall - 1) / tall), wanted = (read + more + DISTANCE - s->ahead) / LINE;
+    int64_t lines = wanted > 0 && steps ? (wanted + steps - 1) / steps : 0;
+    s->allowed = lines ? wanted : 0;
     int few = matrix.scales && t->rows < 16;
     if (few) load_tiles(t->rows);
     WRITTEN();
     if (matrix.scales)
-        in_bytes(t, matrix, first, last, next);
+        for (int64_t pair = first; pair < last; pair++)
+            pair_in_bytes(t, (const int8_t *)matrix.tiles + pair * 32 * t->in, matrix.scales, pair, s, lines);
     else
-        in_bfloat16(t, matrix.tiles, first, last, next);
+        in_bfloat16(t, matrix.tiles, first, last, s, lines);
+    s->ahead -= read;
     if (few) load_tiles(16);
 }
 

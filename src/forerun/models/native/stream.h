@@ -1,0 +1,104 @@
+/* What a thread will read in a pass, fetched some way ahead of the arithmetic: its share of matrix after matrix, and the
+ * keys and values that a layer's attention looks at. A core fetches a line at a time and waits long for each, so it should
+ * never stop asking, whatever it computes meanwhile. */
+#pragma once
+#include "tiles.h"
+
+#define SHARE thread, threads
+#define LINE 64
+#define DISTANCE (64 << 10) /* bytes between what is fetched and what is computed; the second cache has to hold them */
+#define FARTHEST (DISTANCE + (64 << 10)) /* where attention computes and nothing of the matrices is needed */
+#define MOST_KEYS (768 << 10) /* bytes of keys and values that are fetched for a layer */
+
+typedef enum { QKV, KEYS, OUT, GATE_UP, DOWN, STAGES } Stage;
+
+typedef struct {
+    const Model *m; /* NULL if there is one matrix only */
+    const Pass *p;
+    int thread, threads;
+    int64_t layer;
+    Stage stage;           /* what comes after the present piece; that of the layer behind the last is the output head */
+    int64_t key, segment;  /* the same within keys and values */
+    const char *at;        /* in the present piece, */
+    int64_t left;          /* which has so many bytes left */
+    int is_matrix;         /* or else keys and values */
+    int64_t ahead;         /* bytes of matrices that were fetched and not read yet */
+    int64_t allowed;       /* lines, for now */
+} Stream;
+
+/* The pairs of tiles that a thread computes: from its first to that of the next thread. */
+static inline int64_t share_of(int64_t pairs, int thread, int threads) { return pairs * thread / threads; }
+
+static inline int64_t bytes_of(Matrix matrix, int64_t numbers) { return matrix.scales ? numbers : 2 * numbers; }
+
+/* This thread's share of a matrix is next. */
+static void enter_matrix(Stream *s, Matrix matrix, int64_t outputs, int64_t inputs) {
+    int64_t first = share_of(outputs / 32, s->thread, s->threads), last = share_of(outputs / 32, s->thread + 1, s->threads);
+    s->at = (const char *)matrix.tiles + bytes_of(matrix, first * 32 * inputs);
+    s->left = bytes_of(matrix, (last - first) * 32 * inputs);
+    s->is_matrix = 1;
+}
+
+/* Keys and values of one slot are next, of all heads; 0 if there are no more. The rows' own are not there yet. */
+static int enter_slot(Stream *s) {
+    const Pass *p = s->p;
+    int64_t size = 2 * s->m->kv_heads * s->m->head_dim * (int64_t)sizeof(bf16);
+    while (s->segment < p->segments) {
+        int64_t rows = p->first_row[s->segment + 1] - p->first_row[s->segment];
+        if (s->key < p->first_key[s->segment + 1] - rows && s->key * size < MOST_KEYS) {
+            s->at = (const char *)p->cache + (s->layer * p->slots + p->keys[s->key++]) * size;
+            s->left = size;
+            s->is_matrix = 0;
+            return 1;
+        }
+        s->key = p->first_key[++s->segment];
+    }
+    return 0;
+}
+
+/* How much of keys and values is fetched for a layer. */
+static int64_t bytes_looked_at(const Model *m, const Pass *p) {
+    int64_t size = 2 * m->kv_heads * m->head_dim * (int64_t)sizeof(bf16), all = (p->first_key[p->segments] - p->rows) * size;
+    return all < MOST_KEYS ? all : MOST_KEYS;
+}
+
+/* The next piece; 0 at the end of the pass. */
+static int enter_next(Stream *s) {
+    const Model *m = s->m;
+    for (; m && s->layer < m->layers; s->layer++, s->stage = QKV) {
+        if (!s->p->active[s->layer]) continue;
+        const Layer *layer = m->layer + s->layer;
+        int64_t heads = m->heads * m->head_dim, width = heads + 2 * m->kv_heads * m->head_dim;
+        for (; s->stage < STAGES; s->stage++) {
+            if (s->stage == KEYS && enter_slot(s)) return 1;
+            if (s->stage == KEYS) continue;
+            if (s->stage == QKV) {
+                enter_matrix(s, layer->qkv, width, layer->beside_norm ? 2 * m->hidden : m->hidden);
+                s->key = s->segment = 0;
+            }
+            if (s->stage == OUT) enter_matrix(s, layer->out, m->hidden, heads);
+            if (s->stage == GATE_UP) enter_matrix(s, layer->gate_up, 2 * m->inner, m->hidden);
+            if (s->stage == DOWN) enter_matrix(s, layer->down, m->hidden, m->inner);
+            s->stage++;
+            return 1;
+        }
+    }
+    if (!m || s->layer > m->layers || !s->p->wanted) return 0;
+    enter_matrix(s, m->head, m->vocabulary, m->hidden);
+    s->layer++;
+    return 1;
+}
+
+static inline void fetch(Stream *s, int64_t lines) {
+    if (lines > s->allowed) lines = s->allowed;
+    s->allowed -= lines;
+    while (lines > 0) {
+        if (s->left <= 0 && !enter_next(s)) return;
+        int64_t here = s->left / LINE < lines ? s->left / LINE : lines;
+        for (int64_t line = 0; line < here; line++) _mm_prefetch(s->at + LINE * line, _MM_HINT_T1);
+        s->at += LINE * here;
+        s->left -= LINE * here;
+        if (s->is_matrix) s->ahead += LINE * here;
+        lines -= here;
+    }
+}
