@@ -44,8 +44,8 @@ from forerun.engine.experience import (
 
 GUESSED = (0.0, 0.4, 0.65, 0.85, 1.0)
 """What a size gains beside the whole, as long as nothing else is known."""
-LEVEL = 0.8
-"""Tokens that whole drafts are guessed to gain."""
+LEVEL, MEASURED = 0.8, 12.0
+"""Tokens that whole drafts are guessed to gain; and drafts that what a drafter was measured to gain counts as."""
 SETTLED = 14.0
 """What a text's luck must count before its drafts say what a size gains: at first it is a guess."""
 LEAST = 0.05
@@ -73,7 +73,9 @@ UNKNOWN = 1.4
 MANY_ROWS = 64
 """Rows of a step that reads, before it says what a row takes."""
 FORGOTTEN = 128
-"""Plain steps in which it is forgotten what steps with drafts took beside themselves."""
+"""Plain steps in which it is forgotten what steps with drafts took beside themselves,"""
+SPREAD = 64
+"""and steps with drafts over which it is spread what a text takes once."""
 MOST_BESIDE = 8.0
 """Plain steps that a try may have taken beside itself before something else is to blame."""
 BEYOND = 1.5
@@ -83,14 +85,14 @@ BEYOND = 1.5
 class Controller:
     def __init__(self, before: Controller | None = None, gains: Many[float] = GUESSED) -> None:
         """It begins with what another one, of the same target and drafter, has learnt; else with the `gains` of each
-        size that the drafter expects, of which it believes what sizes gain beside each other."""
+        size that the drafter expects: it believes what they gain beside each other, and for a while how much."""
         self.expected = tuple(gains) if gains is not GUESSED and gains[-1] else None
         """Of each size; None where the drafter was never measured."""
         if before is not None and self.expected is None:
             self.expected = before.expected
         self.most = 0
         """That was ever drafted for a text."""
-        self.level = Mean(LEVEL, LEVEL_MEMORY)
+        self.level = Mean(LEVEL, LEVEL_MEMORY) if self.expected is None else Mean(gains[-1], LEVEL_MEMORY, MEASURED)
         known = SHAPE_DOUBT if self.expected is None else SHAPE_MEMORY
         self.shape = [Mean(gain / max(LEAST, gains[-1]), SHAPE_MEMORY, known) for gain in gains]
         self.texts: dict[int, Standing] = {}
@@ -187,7 +189,7 @@ class Controller:
         self._settle(times, size, step)
         first, unknown = not any(each.of(PLAIN) for each in self.times.values()), times.of(PLAIN) is None
         if size == PLAIN or 2 * len(self._drafting) > len(step.texts):  # else it says little of the size
-            times.add(size, step.seconds / step.passes)
+            times.add(size, step.seconds / step.passes, alone=len(step.texts) == 1)
         times.since = [0 if each == size else passes + step.passes for each, passes in enumerate(times.since)]
         plain = times.of(PLAIN)
         if unknown and plain is not None:
@@ -216,9 +218,14 @@ class Controller:
             return
         if size == times.chosen:
             each = min(step.beside / step.passes, MOST_BESIDE * best)
-            times.beside[size > 0] += (each - times.beside[size > 0]) / KEPT
-        if times.chosen == PLAIN:
-            times.beside[True] *= (1 - 1 / FORGOTTEN) ** step.passes  # else what it once took would never be seen again
+            first = size != PLAIN and not all(self.texts[text].entered for text in step.texts if text in self.texts)
+            if not first:
+                times.beside[size > 0] += (each - times.beside[size > 0]) / KEPT
+            if size != PLAIN:
+                times.entering += (first * each - times.entering) / SPREAD
+        if times.chosen == PLAIN:  # else what it once took would never be seen again
+            faded = (1 - 1 / FORGOTTEN) ** step.passes
+            times.beside[True], times.entering = faded * times.beside[True], faded * times.entering
         self.credit += TRIED * min(step.seconds, 4 * step.passes * best)
         if self.trying and times.chosen != size == self._size:  # else the drafter knew nothing to draft
             usual = self._tokens(times, [self.texts.get(text, Standing()) for text in step.texts], times.chosen)
@@ -235,6 +242,7 @@ class Controller:
             if not count:
                 continue
             gain, standing = committed - 1, self.texts.get(text) or Standing()  # which one that is over has not
+            standing.entered = True
             level, shape, luck = (max(LEAST, each.value) for each in (self.level, self.shape[size], standing.luck))
             if size != times.chosen and standing.luck.count >= SETTLED:
                 self.shape[size].add(gain / (level * luck), luck)
@@ -335,7 +343,9 @@ class Controller:
         seconds = times.of(size)
         if seconds is None:
             return None
-        return self._tokens(times, standings, size) / (seconds + (times.beside[True] if size != PLAIN else 0.0))
+        if size != PLAIN:
+            seconds += times.beside[True] + times.entering * (not all(each.entered for each in standings))
+        return self._tokens(times, standings, size) / seconds
 
     def _hope(self, times: Times, standings: Many[Standing], size: int) -> float:
         """The rate that a size may have, if what few drafts have shown was bad luck."""

@@ -17,6 +17,8 @@ KEPT = 9
 """Steps that a time is the median of."""
 FEW = 3
 """Steps up to which the lower of two in the middle is their median."""
+PACE, FASTER = 6, 1.25
+"""Steps in which the pace changes, and how much one step may seem to change it."""
 FIRST_TRIES = 2
 """Steps of a size before it is judged: the slower one of two was cold."""
 DOUBT, SHAPE_DOUBT, OWN_DOUBT = 4.0, 200.0, 8.0
@@ -47,29 +49,40 @@ class Times:
     """Of steps with so many texts."""
 
     seconds: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=KEPT) for _ in SIZES])
+    """At the usual pace."""
+    pace: float = 1.0
+    """How much longer steps of any size take than they used to: texts grow, and other programs come and go. So what is
+    seldom taken is compared with what is taken now as if it were taken now."""
     tries: list[int] = field(default_factory=lambda: [0] * len(SIZES))
     since: list[int] = field(default_factory=lambda: [0] * len(SIZES))
     """Passes since each size was last taken."""
     chosen: int = PLAIN
     beside: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    """Seconds that a step of the chosen size takes beside itself: a plain one, and one with drafts."""
+    """Seconds that a step of the chosen size takes beside itself: a plain one, and one with drafts;"""
+    entering: float = 0.0
+    """and what drafts for a text take once, spread over all steps with drafts."""
     part: Mean = field(default_factory=lambda: Mean(1.0, LEVEL_MEMORY, 0.25))
     """Of the texts that may, how many have drafts where any has."""
 
     _medians: list[float] = field(default_factory=lambda: [math.inf] * len(SIZES))
     _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
 
-    def add(self, size: int, seconds: float) -> None:
-        own = self.seconds[size]
+    def add(self, size: int, seconds: float, *, alone: bool = False) -> None:
+        """With several texts it depends on which of them are drafted for as well, so only one that is alone tells the
+        pace."""
+        own, known = self.seconds[size], self.of(size)
+        if alone and known is not None:
+            self.pace *= min(FASTER, max(1 / FASTER, seconds / known)) ** (1 / PACE)
         if self.tries[size] == FIRST_TRIES:
             own.remove(max(own))
-        own.append(seconds)
+        own.append(seconds / self.pace)
         self.tries[size] += 1
         self._weigh(size)
 
     def of(self, size: int) -> float | None:
         """None as long as it was hardly tried."""
-        return self._known[size]
+        known = self._known[size]
+        return None if known is None else known * self.pace
 
     def _weigh(self, changed: int) -> None:
         """A larger size takes no less time: where it seems to, the smaller one was disturbed."""
@@ -118,3 +131,5 @@ class Standing:
     """What its drafts gain, as a multiple of what is usual."""
     left_out: int = 0
     """Choices since it was last drafted for."""
+    entered: bool = False
+    """Whether it ever was: what drafts take once for a text is spent."""

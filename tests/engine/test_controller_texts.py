@@ -1,0 +1,66 @@
+"""What texts one after the other teach a controller: what each takes once, how long they get, and what luck is."""
+
+from __future__ import annotations
+
+from forerun.engine.controller import Controller
+from forerun.engine.experience import SIZES
+
+GAINS = (0.0, 1.0, 1.0, 1.0, 1.0)
+"""Of a head that drafts two tokens: there are two sizes, nothing and all."""
+
+
+def write(own: Controller, text: int, steps: int, reading: float = 0.0, slower: float = 0.0, gain: float = 1.0) -> int:
+    """A text of so many steps, of which each takes a little longer; how many had drafts. The first with drafts reads
+    what came before it. The mean gain is given, in turns of nothing and twice as much."""
+    drafted = entered = 0
+    for step in range(steps):
+        (limit,) = own.limits([text])
+        size = 2 if limit is None else min(2, limit)
+        pace = 1 + slower * step
+        beside = reading if size and not entered else 0.0
+        entered |= size > 0
+        tokens = 1 + (int(2 * gain) if size and drafted % 2 else 0)
+        drafted += size > 0
+        own.observe([text], [size], [tokens], (1.5 if size else 1.0) * pace, beside=beside)
+    own.forget(text)
+    return drafted
+
+
+def test_what_a_text_takes_once_is_not_held_against_the_rest_of_it() -> None:
+    own = Controller(gains=GAINS)
+    drafted = [write(own, text, 40, reading=8.0) for text in range(12)]
+    assert sum(drafted) > 0.9 * 12 * 40
+
+
+def test_texts_too_short_for_what_they_take_once_get_no_drafts() -> None:
+    own = Controller(gains=GAINS)
+    drafted = [write(own, text, 4, reading=8.0) for text in range(200)]
+    assert sum(drafted[50:]) < 0.3 * 150 * 4
+
+
+def test_steps_that_get_longer_with_the_text_are_no_reason_to_stop_drafting() -> None:
+    """What plain decoding took behind a short text says little of what it would take behind a long one."""
+    own = Controller(gains=GAINS)
+    write(own, 0, 60)
+    assert write(own, 1, 100, slower=0.02) >= 97
+
+
+def test_bad_luck_in_the_beginning_does_not_outweigh_what_was_measured() -> None:
+    own = Controller(gains=GAINS)
+    unlucky = 0
+    for _ in range(12):
+        (limit,) = own.limits([0])
+        size = 2 if limit is None else min(2, limit)
+        unlucky += size > 0
+        own.observe([0], [size], [1], 1.5 if size else 1.0)
+    assert unlucky >= 3
+    own.forget(0)
+    assert write(own, 1, 60) > 30
+
+
+def test_a_drafter_that_gains_nothing_is_left_whatever_was_measured() -> None:
+    own, drafted, steps = Controller(gains=GAINS), 0, 400
+    for text in range(10):
+        drafted += write(own, text, steps // 10, gain=0.0)
+    assert drafted * 0.5 < 0.03 * steps + 6
+    assert SIZES[own.times[1].chosen] == 0
