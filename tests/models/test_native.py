@@ -228,33 +228,6 @@ def test_many_random_trees() -> None:
         assert not differ(together(model(name), made, shuffled((1, 16)[seed % 2], generator)), expected)
 
 
-@pytest.mark.parametrize("name", ["three share, biases", "eight share, normed, wide"])
-def test_a_row_that_is_no_number_disturbs_no_other(name: str) -> None:
-    """Its values are packed beside those of the nodes next to it, which do not look at them."""
-    made = tiny(CONFIGS[name])
-    with torch.no_grad():
-        made.model.embed_tokens.weight[7] = torch.nan
-    made.prepare()
-    text = torch.randint(8, VOCABULARY, (45,), generator=torch.Generator().manual_seed(2))
-    slots, nodes = torch.arange(45), 12
-    ancestors = torch.eye(nodes, dtype=torch.bool)
-    for node in range(1, nodes):
-        ancestors[node] |= ancestors[(node - 1) // 3]
-    results = []
-    for token in (7, 8):
-        storage = garbage(made)
-        read(made, storage, [chain(text, slots[:0], slots)])
-        tokens = torch.arange(10, 10 + nodes)
-        tokens[2] = token
-        positions = 45 + ancestors.sum(1) - 1
-        tree = Segment(0, tokens, positions, ancestors, slots, torch.arange(45, 45 + nodes), nodes)
-        results.append(made.forward_rows(Batch.pack([tree]), storage).logits)
-    broken, whole = results
-    below = ancestors[:, 2]
-    assert broken[below].isnan().all()
-    assert torch.equal(broken[~below], whole[~below])
-
-
 # --- the tests above can fail --------------------------------------------------------------------------------
 
 Paths = tuple[Tensor, Tensor, Tensor]

@@ -2,7 +2,7 @@
  *
  * Every sum runs in an order that depends on the row's own text alone: over the width of a matrix from left to right,
  * over keys in the order of their positions. Neither the rows beside it, nor the shape of a tree, nor the number of
- * threads changes a single bit of what a row gives.
+ * threads changes a single bit of what a row gives, as long as all of them are numbers.
  */
 #include <math.h>
 #include <omp.h>

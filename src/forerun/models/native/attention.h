@@ -146,14 +146,6 @@ static void mix_unpacked(const bf16 *weights, const bf16 *const *values) {
     WRITTEN(); /* and what is written after it was not there before */
 }
 
-static int all_finite(const bf16 *tiles) {
-    __m512i exponent = _mm512_set1_epi16(0x7f80);
-    __mmask32 found = 0;
-    for (int i = 0; i < 64; i++)
-        found |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_load_si512(tiles + 32 * i), exponent), exponent);
-    return !found;
-}
-
 /* Keys of up to 32 positions, of which rows share the first and have each their own behind them. */
 typedef struct {
     int64_t shared, key[32]; /* keys by their place in a tile: among the segment's */
@@ -193,14 +185,14 @@ static void mix_forked(const Pass *p, const Look *look, const float *scores, int
     static const bf16 nothing[64];
     bf16 weights[512] __attribute__((aligned(64))), tiles[4 * 512] __attribute__((aligned(64))), narrowed[32][16];
     const bf16 *values[32];
-    int64_t row = 0, most = look->rows, share = look->share;
+    int64_t row = 0, share = look->share;
     for (int64_t i = 0; i < 32; i++) _mm256_storeu_si256((void *)narrowed[i], narrow(_mm512_loadu_ps(scores + 16 * i)));
     while (row < look->rows) {
         Fork fork = {.shared = common > key ? common - key : 0};
-        int64_t first = row, start = fork.shared;
+        int64_t start = fork.shared;
         fork.next[0] = (start + 1) / 2;
         fork.next[1] = start / 2;
-        for (; row < look->rows && row - first < most; row++) {
+        for (; row < look->rows; row++) {
             int64_t end = ends[row * share] - key;
             if (end <= 0) continue;
             const int32_t *own = p->tail + p->tail_start[look->first + row] + (key + start - common);
@@ -213,11 +205,6 @@ static void mix_forked(const Pass *p, const Look *look, const float *scores, int
             values[i] = place < 0 ? nothing : look->values + look->slots[place] * look->stride + half;
         }
         pack(values, tiles);
-        if (row - first > 1 && !all_finite(tiles)) { /* nothing times infinity is not nothing: one by one */
-            row = first;
-            most = 1;
-            continue;
-        }
         weigh(scores, start, fork.lanes, weights);
         for (int64_t i = 0; i < fork.entries; i++)
             for (int64_t lane = fork.entry[i].row * share; lane < (fork.entry[i].row + 1) * share; lane++)
