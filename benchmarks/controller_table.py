@@ -8,13 +8,14 @@ from typing import Any
 from benchmarks.kept import RESULTS, load
 
 PARTS = (
-    *("1", "1-untrained", "1-last", "1-latest", "8", "8-after", "8-latest", "32", "32-after", "32-last", "32-latest"),
+    *("1", "1-untrained", "1-last", "1-latest", "1-again", "1-heads"),
+    *("8", "8-after", "8-latest", "32", "32-after", "32-last", "32-latest"),
     *("64", "64-after", "64-last", "64-again", "64-latest"),
 )
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
 CPU_PARTS = (
-    *("1", "1-latest", "8", "8-after", "8-last", "8-again", "8-latest"),
+    *("1-others", "1-heads", "8", "8-after", "8-last", "8-again", "8-latest"),
     *("32", "32-after", "32-last", "32-again", "32-latest"),
 )
 CPU = tuple(f"controller-cpu-{part}" for part in CPU_PARTS)

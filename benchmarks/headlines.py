@@ -9,6 +9,7 @@ from benchmarks.kept import Result, load, that_ran
 
 HEADS = ("device-8b-heads", "device-8b-heads-8-along")
 """Of a batch the later one counts."""
+CORES = ("trained-cpu-stream-0", "trained-cpu-stream-1")
 ALONE = ("trained-alone-eagle", "trained-alone-trees", "trained-alone")
 
 Footnote = Callable[[Result], str]
@@ -32,12 +33,10 @@ def gains(footnote: Footnote) -> str:
     ]
     for batch, rows in heads_by_batch().items():
         lines.append(_line("an H200, the shape of an 8B model", batch, rows, "drafter"))
-    cpu = load("trained-cpu")
-    whole = [
-        row for row in cpu["rows"] if row["category"] == "overall" and not row["method"].startswith("transformers")
-    ]
+    cpu = [load(name) for name in CORES]
+    whole = [row for each in cpu for row in each["rows"] if row["category"] == "overall"]
     lines.append(_line("two cores of a Xeon, 135M", 1, whole, "method"))
-    notes = [footnote(each) for each in (*map(load, HEADS), cpu)]
+    notes = [footnote(each) for each in (*map(load, HEADS), *cpu)]
     return "\n".join([*lines, "", *dict.fromkeys(notes)])
 
 

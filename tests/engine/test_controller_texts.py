@@ -33,9 +33,25 @@ def test_what_a_text_takes_once_is_not_held_against_the_rest_of_it() -> None:
 
 
 def test_texts_too_short_for_what_they_take_once_get_no_drafts() -> None:
+    """And once they are longer, they do again."""
     own = Controller(gains=GAINS)
     drafted = [write(own, text, 4, reading=8.0) for text in range(200)]
-    assert sum(drafted[50:]) < 0.3 * 150 * 4
+    assert sum(count > 0 for count in drafted[50:]) < 0.02 * 150
+    drafted = [write(own, text, 100, reading=8.0) for text in range(200, 220)]
+    assert sum(drafted[10:]) > 0.7 * 10 * 100
+
+
+def test_texts_that_grow_again_and_again_do_not_carry_times_away() -> None:
+    """What was seldom taken is as slow as ever when the text is short again."""
+    own = Controller(gains=GAINS)
+    for text in range(40):
+        write(own, text, 100, slower=0.02, gain=0.0)
+    write(own, 40, 30, gain=0.0)
+    plain, drafting = own.times[1].of(0), own.times[1].of(1)
+    assert plain is not None
+    assert drafting is not None
+    assert 0.9 < plain < 1.1
+    assert 1.0 <= drafting < 3.0
 
 
 def test_steps_that_get_longer_with_the_text_are_no_reason_to_stop_drafting() -> None:

@@ -64,22 +64,18 @@ OFTEN, SELDOM = 16, 512
 STANDS = 4
 """Passes for which a choice stands on an accelerator, where the texts are the same and nothing is tried: it would have
 to wait while the host chooses."""
-RETURN = 32
-"""Choices after which a text that was left out is drafted for again."""
-POOR = 0.8
-"""How much less than the time of its rows a text's drafts give before it is left out."""
+POOR, RETURN = 0.8, 32
+"""How much less than the time of its rows a text's drafts give before it is left out, and for how many choices."""
 UNKNOWN = 1.4
 """What the first step with drafts is guessed to take, in plain steps, and no less than reading lets expect."""
-MANY_ROWS = 64
-"""Rows of a step that reads, before it says what a row takes."""
-FORGOTTEN = 128
-"""Plain steps in which it is forgotten what steps with drafts took beside themselves,"""
-SPREAD = 64
-"""and steps with drafts over which it is spread what a text takes once."""
-MOST_BESIDE = 8.0
-"""Plain steps that a try may have taken beside itself before something else is to blame."""
-BEYOND = 1.5
-"""How much longer than foreseen a try takes before something else is to blame."""
+MANY_ROWS, FORGOTTEN = 64, 128
+"""Rows of a step that reads, before it says what a row takes; and plain steps in which it is forgotten what steps with
+drafts took beside themselves."""
+LENGTH, LATEST, MOST_ONCE = 64.0, 16.0, 64.0
+"""Tokens that a text is guessed to have, texts that means of texts are of, and steps that one may take once."""
+MOST_BESIDE, BEYOND = 8.0, 1.5
+"""Plain steps that a try may have taken beside itself, and how much longer than foreseen it may take, before something
+else is to blame."""
 
 
 class Controller:
@@ -96,6 +92,8 @@ class Controller:
         known = SHAPE_DOUBT if self.expected is None else SHAPE_MEMORY
         self.shape = [Mean(gain / max(LEAST, gains[-1]), SHAPE_MEMORY, known) for gain in gains]
         self.texts: dict[int, Standing] = {}
+        self.once, self.length = Mean(0.0, LATEST, 1.0), Mean(LENGTH, LATEST, 1.0)
+        """Seconds that drafts for a text take once, as for its prompt; and tokens of a text."""
         self.times: dict[int, Times] = {}
         self.credit = 0.0
         """Seconds that may still be lost by trying."""
@@ -120,6 +118,7 @@ class Controller:
             self.most, self.row, self._tries = before.most, before.row, list(before._tries)
             self.level = before.level.faded(2 * DOUBT)
             self.shape = [each.faded(max(known, 2 * SHAPE_DOUBT)) for each in before.shape]
+            self.once, self.length = before.once.faded(DOUBT), before.length.faded(DOUBT)
             self.times = {texts: times.faded() for texts, times in list(before.times.items())}
 
     def limits(self, texts: Many[int]) -> list[int | None]:
@@ -180,13 +179,17 @@ class Controller:
     def _take(self, step: Step) -> None:
         times = self._times(len(step.texts))
         size = self._size if any(step.drafted) else PLAIN
+        known = zip(step.texts, step.drafted, step.tokens, strict=True)
+        entering = sum(self.texts[text].take(drafted, tokens) for text, drafted, tokens in known if text in self.texts)
         if not step.settled:
             usual = step.passes * self._foreseen(times, len(step.texts), size)
             if size != times.chosen:
                 beside = step.beside + max(0.0, step.seconds - usual)
-                self._settle(times, size, step._replace(seconds=usual, beside=beside))
+                self._settle(times, size, step._replace(seconds=usual, beside=beside), entering)
             return
-        self._settle(times, size, step)
+        if entering:
+            self.once.add(min(step.beside / entering, MOST_ONCE * step.seconds), entering)
+        self._settle(times, size, step, entering)
         first, unknown = not any(each.of(PLAIN) for each in self.times.values()), times.of(PLAIN) is None
         if size == PLAIN or 2 * len(self._drafting) > len(step.texts):  # else it says little of the size
             times.add(size, step.seconds / step.passes, alone=len(step.texts) == 1)
@@ -206,26 +209,23 @@ class Controller:
 
     def forget(self, text: int) -> None:
         self.catch_up()
-        self.texts.pop(text, None)
+        standing = self.texts.pop(text, None)
+        if standing is not None and standing.tokens:
+            self.length.add(standing.tokens)
 
     # --- learning ----------------------------------------------------------------------------------------------
 
-    def _settle(self, times: Times, size: int, step: Step) -> None:
+    def _settle(self, times: Times, size: int, step: Step, entering: int) -> None:
         """What was lost is the time beyond what the best would have taken for as many tokens; what a pause of the
-        machine or a first step took besides was not lost by trying."""
+        machine or a first step took besides was not."""
         best = times.of(times.chosen)
         if best is None:
             return
         if size == times.chosen:
-            each = min(step.beside / step.passes, MOST_BESIDE * best)
-            first = size != PLAIN and not all(self.texts[text].entered for text in step.texts if text in self.texts)
-            if not first:
-                times.beside[size > 0] += (each - times.beside[size > 0]) / KEPT
-            if size != PLAIN:
-                times.entering += (first * each - times.entering) / SPREAD
-        if times.chosen == PLAIN:  # else what it once took would never be seen again
-            faded = (1 - 1 / FORGOTTEN) ** step.passes
-            times.beside[True], times.entering = faded * times.beside[True], faded * times.entering
+            each = 0.0 if entering else min(step.beside / step.passes, MOST_BESIDE * best)
+            times.beside[size > 0] += (each - times.beside[size > 0]) / KEPT
+        if times.chosen == PLAIN:
+            times.beside[True] *= (1 - 1 / FORGOTTEN) ** step.passes  # else what it once took would never be seen again
         self.credit += TRIED * min(step.seconds, 4 * step.passes * best)
         if self.trying and times.chosen != size == self._size:  # else the drafter knew nothing to draft
             usual = self._tokens(times, [self.texts.get(text, Standing()) for text in step.texts], times.chosen)
@@ -242,7 +242,6 @@ class Controller:
             if not count:
                 continue
             gain, standing = committed - 1, self.texts.get(text) or Standing()  # which one that is over has not
-            standing.entered = True
             level, shape, luck = (max(LEAST, each.value) for each in (self.level, self.shape[size], standing.luck))
             if size != times.chosen and standing.luck.count >= SETTLED:
                 self.shape[size].add(gain / (level * luck), luck)
@@ -343,9 +342,11 @@ class Controller:
         seconds = times.of(size)
         if seconds is None:
             return None
-        if size != PLAIN:
-            seconds += times.beside[True] + times.entering * (not all(each.entered for each in standings))
-        return self._tokens(times, standings, size) / seconds
+        tokens = self._tokens(times, standings, size)
+        if size != PLAIN:  # what a text takes once is spread over its steps
+            steps = max(1.0, self.length.value * len(standings) / tokens)
+            seconds += times.beside[True] + sum(not each.entered for each in standings) * self.once.value / steps
+        return tokens / seconds
 
     def _hope(self, times: Times, standings: Many[Standing], size: int) -> float:
         """The rate that a size may have, if what few drafts have shown was bad luck."""

@@ -17,8 +17,6 @@ KEPT = 9
 """Steps that a time is the median of."""
 FEW = 3
 """Steps up to which the lower of two in the middle is their median."""
-PACE, FASTER = 6, 1.25
-"""Steps in which the pace changes, and how much one step may seem to change it."""
 FIRST_TRIES = 2
 """Steps of a size before it is judged: the slower one of two was cold."""
 DOUBT, SHAPE_DOUBT, OWN_DOUBT = 4.0, 200.0, 8.0
@@ -49,49 +47,47 @@ class Times:
     """Of steps with so many texts."""
 
     seconds: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=KEPT) for _ in SIZES])
-    """At the usual pace."""
-    pace: float = 1.0
-    """How much longer steps of any size take than they used to: texts grow, and other programs come and go. So what is
-    seldom taken is compared with what is taken now as if it were taken now."""
     tries: list[int] = field(default_factory=lambda: [0] * len(SIZES))
     since: list[int] = field(default_factory=lambda: [0] * len(SIZES))
     """Passes since each size was last taken."""
     chosen: int = PLAIN
     beside: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    """Seconds that a step of the chosen size takes beside itself: a plain one, and one with drafts;"""
-    entering: float = 0.0
-    """and what drafts for a text take once, spread over all steps with drafts."""
+    """Seconds that a step of the chosen size takes beside itself: a plain one, and one with drafts."""
     part: Mean = field(default_factory=lambda: Mean(1.0, LEVEL_MEMORY, 0.25))
     """Of the texts that may, how many have drafts where any has."""
 
     _medians: list[float] = field(default_factory=lambda: [math.inf] * len(SIZES))
+    _pace: list[float] = field(default_factory=lambda: [1.0] * len(SIZES))
+    """How much longer the chosen size takes than when each was last taken."""
     _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
 
     def add(self, size: int, seconds: float, *, alone: bool = False) -> None:
-        """With several texts it depends on which of them are drafted for as well, so only one that is alone tells the
-        pace."""
-        own, known = self.seconds[size], self.of(size)
-        if alone and known is not None:
-            self.pace *= min(FASTER, max(1 / FASTER, seconds / known)) ** (1 / PACE)
+        """Texts grow, and other programs come and go: what is seldom taken is believed to have become slower or faster
+        as the chosen size has since. With several texts that depends on which of them are drafted for as well, so only
+        for one that is `alone`."""
+        own, before = self.seconds[size], self._pace[size] * self._medians[size]
+        own.extend([self._pace[size] * own.popleft() for _ in range(len(own))])
+        self._pace[size] = 1.0
         if self.tries[size] == FIRST_TRIES:
             own.remove(max(own))
-        own.append(seconds / self.pace)
+        own.append(seconds)
         self.tries[size] += 1
-        self._weigh(size)
+        if self.tries[size] >= FIRST_TRIES:
+            self._medians[size] = _usual(own)
+            if alone and size == self.chosen and 0 < before < math.inf:
+                change = self._medians[size] / before
+                self._pace = [1.0 if each == size else pace * change for each, pace in enumerate(self._pace)]
+            self._weigh()
 
     def of(self, size: int) -> float | None:
         """None as long as it was hardly tried."""
-        known = self._known[size]
-        return None if known is None else known * self.pace
+        return self._known[size]
 
-    def _weigh(self, changed: int) -> None:
+    def _weigh(self) -> None:
         """A larger size takes no less time: where it seems to, the smaller one was disturbed."""
-        if self.tries[changed] < FIRST_TRIES:
-            return
-        self._medians[changed] = _usual(self.seconds[changed])
         least = math.inf
         for size in range(WHOLE, -1, -1):
-            least = min(least, self._medians[size])
+            least = min(least, self._pace[size] * self._medians[size])
             if self.tries[size] >= FIRST_TRIES:
                 self._known[size] = least
 
@@ -103,7 +99,8 @@ class Times:
             if seconds is not None:
                 own.seconds[size].extend([seconds] * FIRST_TRIES)
                 own.tries[size] = FIRST_TRIES + 1
-                own._weigh(size)
+                own._medians[size] = seconds
+        own._weigh()
         return own
 
 
@@ -133,3 +130,11 @@ class Standing:
     """Choices since it was last drafted for."""
     entered: bool = False
     """Whether it ever was: what drafts take once for a text is spent."""
+    tokens: int = 0
+    """That were committed."""
+
+    def take(self, drafted: int, tokens: int) -> bool:
+        """What came of a step; whether it was the first to draft for this text."""
+        first = drafted > 0 and not self.entered
+        self.entered, self.tokens = self.entered or first, self.tokens + tokens
+        return first
