@@ -15,7 +15,7 @@ PARTS = (
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
 CPU_PARTS = (
-    *("1-others", "1-heads", "8", "8-after", "8-last", "8-again", "8-latest", "8-now"),
+    *("1-others", "1-again", "1-heads", "8", "8-after", "8-last", "8-again", "8-latest", "8-now"),
     *("32", "32-after", "32-last", "32-again", "32-latest"),
 )
 CPU = tuple(f"controller-cpu-{part}" for part in CPU_PARTS)
