@@ -66,8 +66,9 @@ class Times:
         as the chosen size has since. With several texts that depends on which of them are drafted for as well, so only
         for one that is `alone`."""
         own, before = self.seconds[size], self._pace[size] * self._medians[size]
-        own.extend([self._pace[size] * own.popleft() for _ in range(len(own))])
-        self._pace[size] = 1.0
+        if self._pace[size] != 1.0:
+            own.extend([self._pace[size] * own.popleft() for _ in range(len(own))])
+            self._pace[size] = 1.0
         if self.tries[size] == FIRST_TRIES:
             own.remove(max(own))
         own.append(seconds)

@@ -1,6 +1,6 @@
 /* What a thread will read in a pass, fetched some way ahead of the arithmetic: its share of matrix after matrix, and the
- * keys and values that a layer's attention looks at. A core fetches a line at a time and waits long for each, so it should
- * never stop asking, whatever it computes meanwhile. */
+ * keys and values that a layer's attention looks at. A core waits long for a line, and for few at once, so it should never
+ * stop asking, whatever it computes meanwhile. */
 #pragma once
 #include "tiles.h"
 
