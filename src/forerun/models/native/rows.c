@@ -1,9 +1,17 @@
 /* A few rows times a matrix in float32, as fast as the matrix can be read or as the processor multiplies.
  *
  * A number is the sum of one vector of partial sums, of which lane i adds up the inputs i, i + LANES, i + 2 LANES, … in
- * this order. So a row gives the same bits whatever rows are beside it, and wherever blocks and threads are cut.
+ * this order, each product and sum rounded once, or each by itself where a processor cannot do that: compilers, which
+ * would choose in every block anew, are not asked. So a row gives the same bits whatever rows are beside it, and wherever
+ * blocks and threads are cut.
  */
 #include <stdint.h>
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -28,6 +36,19 @@
 
 typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* wherever it lies */
+
+/* sums + a b */
+static inline Vector fused(Vector a, Vector b, Vector sums) {
+#if defined(__aarch64__)
+    return (Vector)vfmaq_f32((float32x4_t)sums, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sums);
+#elif defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sums);
+#else
+    return a * b + sums;
+#endif
+}
 
 typedef float Quad __attribute__((vector_size(16)));
 typedef float LooseQuad __attribute__((vector_size(16), aligned(4), may_alias));
@@ -96,20 +117,21 @@ static void single(const Task *t, int64_t row, int64_t output, const float *ahea
     for (; k + LINE <= in; k += LINE) {
         __builtin_prefetch(w + k + AHEAD);
 #pragma GCC unroll 4
-        for (int i = 0; i < LINE; i += LANES) sums += WHOLE(x + k + i) * WHOLE(w + k + i);
+        for (int i = 0; i < LINE; i += LANES) sums = fused(WHOLE(x + k + i), WHOLE(w + k + i), sums);
     }
-    for (; k + LANES <= in; k += LANES) sums += WHOLE(x + k) * WHOLE(w + k);
-    if (k < in) sums += REST(x + k) * REST(w + k);
+    for (; k + LANES <= in; k += LANES) sums = fused(WHOLE(x + k), WHOLE(w + k), sums);
+    if (k < in) sums = fused(REST(x + k), REST(w + k), sums);
     Quad own = fold(sums);
     finish(t, row, output, 1, totals(own, own, own, own));
 }
 
 /* What a block adds for the vector of inputs k, as READ reads it. */
-#define ADD(READ)                                                                                      \
-    _Pragma("GCC unroll 4") for (int o = 0; o < outputs; o++) weights[o] = READ(w[o] + k);             \
-    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {                                           \
-        Vector own = READ(x + r * in + k);                                                             \
-        _Pragma("GCC unroll 4") for (int o = 0; o < outputs; o++) sums[r][o] += own * weights[o];      \
+#define ADD(READ)                                                                                  \
+    _Pragma("GCC unroll 4") for (int o = 0; o < outputs; o++) weights[o] = READ(w[o] + k);         \
+    _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++) {                                       \
+        Vector own = READ(x + r * in + k);                                                         \
+        _Pragma("GCC unroll 4") for (int o = 0; o < outputs; o++)                                  \
+            sums[r][o] = fused(own, weights[o], sums[r][o]);                                       \
     }
 /* A block whose size is constant where this is called. With every vector of inputs it asks for the memory at `ahead`,
  * which goes on in the order in which the matrix lies there: asked for row beside row, it comes more slowly. */

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from forerun.core.native import build
 
-FLAGS = ["-O3", "-march=native"]
+FLAGS = ["-O3", "-march=native", "-ffp-contract=off"]
 MOST_ROWS = 64
 """With more, a product is no longer bound by reading its matrix, and PyTorch is good at it."""
 
