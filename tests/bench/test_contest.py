@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.bench.cases import Case, Setting, cases, plan, settings
+from forerun.bench.contest import warm_ups
 from forerun.bench.measures import counted
 from tests.bench.scripted import QUESTIONS, Scripted, by_name, contest_of, rows_of, run
 
@@ -110,9 +111,18 @@ def test_methods_warm_up_before_they_are_measured() -> None:
     scripted = Scripted()
     contest, _ = contest_of({"none": scripted}, Setting(3), repeat=1, warm_up=5)
     cells = run(contest)
-    assert len(set(scripted.asked[0])) == 1
     assert len(scripted.asked[0]) == 3
+    assert not set(scripted.asked[0]) & {question.turns[0] for question in QUESTIONS}
     assert sum(sums.tokens for sums in cells[0].sums.values()) == 40
+
+
+def test_texts_to_warm_up_on_differ() -> None:
+    """One that looks things up would learn from equal ones what it will not find again."""
+    scripted = Scripted()
+    contest, _ = contest_of({"none": scripted}, Setting(3), repeat=1, warm_up=5)
+    run(contest)
+    assert len(set(scripted.asked[0])) == 3
+    assert len(set(warm_ups(64))) == 64
 
 
 def test_a_huge_batch_warms_up_with_no_more_texts_than_there_are() -> None:

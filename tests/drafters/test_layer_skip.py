@@ -173,6 +173,19 @@ def test_texts_are_those_of_plain_decoding(tree: str, layers: str) -> None:
             assert adaptive or engine.statistics.acceptance_by_depth
 
 
+def test_an_adaptive_engine_alone_says_how_much_is_drafted() -> None:
+    """Two that try now and then, and each only when the other does, would never learn anything."""
+    for adaptive in (False, True):
+        target = tiny_model()
+        setup = Setup(target, 512, no_model, adaptive=adaptive)
+        drafter = make_drafter("layer_skip", setup, {"layers": "1", "tree": "2"})  # a layer that is never right
+        params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)
+        engine = Engine(target, drafter, slots=512)
+        drain(engine, [Request([4, 5], params)])
+        offered = engine.statistics.offered_by_depth
+        assert (sum(offered) > 100) == adaptive
+
+
 def test_beside_another_drafter() -> None:
     target = tiny_model()
     plain = drain(Engine(target, make_drafter("none", Setup(target, 512, no_model)), slots=512), requests())

@@ -80,3 +80,15 @@ def test_a_drafter_that_gains_nothing_is_left_whatever_was_measured() -> None:
         drafted += write(own, text, steps // 10, gain=0.0)
     assert drafted * 0.5 < 0.03 * steps + 6
     assert SIZES[own.times[1].chosen] == 0
+
+
+def test_tries_for_nothing_are_paid_for_where_they_take_longer() -> None:
+    """On an accelerator a step that may draft waits for the host even where there is nothing to draft in the end. It
+    says nothing of how long plain steps take."""
+    own, tried, steps = Controller(gains=GAINS), 0, 1000
+    for _ in range(steps):
+        (limit,) = own.limits([0])
+        tried += limit != 0
+        own.observe([0], [0], [1], 1.0 if limit == 0 else 1.2)
+    assert 10 < tried < 0.1 * steps
+    assert own.times[1].of(0) == 1.0

@@ -2,8 +2,8 @@
 
 Everything runs `repeat` times, in the order that `cases.plan` gives. A method starts each round with no text learnt: a
 drafter that remembers texts must not meet its own answers. What an adaptive engine found out about times it goes on
-with. It warms up on a text that is not measured. A method that fails leaves its error where its figures would be, and
-the others go on.
+with. It warms up on texts that are not measured, and of which no two are the same: a drafter that looks things up would
+find them in each other. A method that fails leaves its error where its figures would be, and the others go on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,27 @@ from forerun.bench.questions import Question
 from forerun.core.collector import heap_stays
 from forerun.core.params import SamplingParams
 
-WARM_UP = "Write one sentence about a lighthouse."
+WARM_UPS = (
+    "Tell a story",
+    "Write a poem",
+    "Explain to a child all",
+    "Write a letter",
+    "List three facts",
+    "Tell a joke",
+)
+ABOUT = (
+    "a lighthouse",
+    "bread",
+    "old clocks",
+    "bridges",
+    "whales",
+    "chess",
+    "winter",
+    "trains",
+    "gardens",
+    "money",
+    "maps",
+)
 NOTHING = frozenset[int]()
 
 
@@ -124,7 +144,7 @@ class _Seat(ExitStack):
                 self.callback(self._drop)
                 if self._contest.warm_up:
                     count = min(self._setting.batch, len(self._contest.questions))  # more are never there at once
-                    talks = [[{"role": "user", "content": WARM_UP}] for _ in range(count)]
+                    talks = [[{"role": "user", "content": text}] for text in warm_ups(count)]
                     self._playing.answer(talks, replace(self._params, max_tokens=self._contest.warm_up))
             except Exception as error:
                 self._refusal = in_words(error)  # it is not asked again in this round
@@ -139,6 +159,11 @@ class _Seat(ExitStack):
                 self._playing = None
                 gc.collect()  # so that its memory is not taken for the next one's
             self._ledger.begin(self._case)
+
+
+def warm_ups(count: int) -> list[str]:
+    """Different ones, 66 of them."""
+    return [f"{WARM_UPS[i % len(WARM_UPS)]} about {ABOUT[i % len(ABOUT)]}." for i in range(count)]
 
 
 def converse(

@@ -62,6 +62,8 @@ class Setup:
     asked for, since it takes the whole vocabulary."""
     folder: Path | None = None
     """Where the target's files are, which may have a drafter in them."""
+    adaptive: bool = False
+    """Whether the engine chooses how much is drafted: then a drafter need not see to it itself."""
 
     @property
     def nodes(self) -> int:

@@ -6,8 +6,8 @@ up with. Rows of the root and of drafted nodes lie in slots that are reserved fo
 committed ones, and are given back before the target's pass, which writes all layers of the same rows itself.
 
 Which layers draft best is found by `forerun calibrate layer_skip`, once for a model. A model that was not trained for
-this may guess badly with any of them. So how far to draft is decided anew in every step (`draft_length.py`), and the
-worst that can happen is plain decoding with a try now and then.
+this may guess badly with any of them. So how far to draft is decided anew in every step (`draft_length.py`, or by the
+engine where that is adaptive), and the worst that can happen is plain decoding with a try now and then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Options:
     tree: str = "6"
     """What to draft at most: "6" for a chain of six, "3,2,1" for a sampled tree, "fixed:3,2,1", "dynamic:8,5,40"."""
     adaptive: bool = True
-    """Draft as deep as pays, by what came true so far; if false, always the whole tree."""
+    """Draft as deep as pays, by what came true so far; if false, always the whole tree. An adaptive engine sees to that
+    itself."""
 
     def __post_init__(self) -> None:
         TreeSpec.parse(self.tree)
@@ -65,7 +66,8 @@ def make(options: Options, setup: Setup) -> Drafter:
             "layer_skip runs single layers of the target, which the adapter for this model cannot: choose another "
             "drafter, such as ngram or draft_model"
         )
-    return LayerSkip(model, _choose(options, model), TreeSpec.parse(options.tree), adaptive=options.adaptive)
+    adaptive = options.adaptive and not setup.adaptive
+    return LayerSkip(model, _choose(options, model), TreeSpec.parse(options.tree), adaptive=adaptive)
 
 
 def _choose(options: Options, model: Transformer) -> Choice:

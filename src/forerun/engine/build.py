@@ -39,7 +39,7 @@ def build_engine(
     where a drafter has to see the target's states of all of them and does not keep what it made of them. `prepared`
     lets an adaptive engine take its time before the first text; without it, what it needs is made as it comes."""
     slots = default_slots(model.target, max_batch) if cache_tokens is None else cache_tokens
-    setup = Setup(model.target, slots, model.load_beside, lambda: model.tokenizer.fingerprint, model.folder)
+    setup = Setup(model.target, slots, model.load_beside, lambda: model.tokenizer.fingerprint, model.folder, adaptive)
     made = make_drafter(drafter, setup, options)
     controller = None
     if adaptive:

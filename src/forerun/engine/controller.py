@@ -191,11 +191,11 @@ class Controller:
             self.once.add(min(step.beside / entering, MOST_ONCE * step.seconds), entering)
         self._settle(times, size, step, entering)
         first, unknown = not any(each.of(PLAIN) for each in self.times.values()), times.of(PLAIN) is None
-        if size == PLAIN or 2 * len(self._drafting) > len(step.texts):  # else it says little of the size
+        tried = size == self._size or not self.trying  # else for nothing
+        if tried and (size == PLAIN or 2 * len(self._drafting) > len(step.texts)):  # else it says little of the size
             times.add(size, step.seconds / step.passes, alone=len(step.texts) == 1)
         times.since = [0 if each == size else passes + step.passes for each, passes in enumerate(times.since)]
-        plain = times.of(PLAIN)
-        if unknown and plain is not None:
+        if unknown and (plain := times.of(PLAIN)) is not None:
             self.credit += (GRANTED if first else GRANTED_LATER) / math.sqrt(len(step.texts)) * plain
         if size != PLAIN:
             self._tries[size] += 1
@@ -221,13 +221,13 @@ class Controller:
         best = times.of(times.chosen)
         if best is None:
             return
-        if size == times.chosen:
+        if size == times.chosen and not self.trying:
             each = 0.0 if entering else min(step.beside / step.passes, MOST_BESIDE * best)
             times.beside[size > 0] += (each - times.beside[size > 0]) / KEPT
         if times.chosen == PLAIN:
             times.beside[True] *= (1 - 1 / FORGOTTEN) ** step.passes  # else what it once took would never be seen again
         self.credit += TRIED * min(step.seconds, 4 * step.passes * best)
-        if self.trying and times.chosen != size == self._size:  # else the drafter knew nothing to draft
+        if self.trying and (size == self._size or times.chosen == PLAIN):  # else there was nothing to draft anyhow
             usual = self._tokens(times, [self.texts.get(text, Standing()) for text in step.texts], times.chosen)
             likely = BEYOND * step.passes * self._foreseen(times, len(step.texts), size)
             extra = max(0.0, step.beside - step.passes * times.beside[times.chosen != PLAIN])

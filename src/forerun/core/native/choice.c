@@ -143,24 +143,48 @@ void forerun_laws(const float *scores, int64_t rows, int64_t size, const float *
     }
 }
 
+/* The largest of up to `size` values, 16 at a time: compilers make vectors of it. */
+static float peak_of(const float *values, int64_t size) {
+    float peaks[16], peak = -INFINITY;
+    for (int j = 0; j < 16; j++) peaks[j] = -INFINITY;
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16)
+        for (int j = 0; j < 16; j++) peaks[j] = values[i + j] > peaks[j] ? values[i + j] : peaks[j];
+    for (; i < size; i++) peak = values[i] > peak ? values[i] : peak;
+    for (int j = 0; j < 16; j++) peak = peaks[j] > peak ? peaks[j] : peak;
+    return peak;
+}
+
+/* The uniform number of (key, token), never 0 or 1. */
+static inline double inside(uint64_t key, int64_t token) {
+    return ((double)(mix(key + (uint64_t)(token + 1) * GOLDEN) >> 12) + 0.5) * 0x1p-52;
+}
+
+/* Whether p / E may be more than `best`, where E = -log U ≥ 1 - U: for most it may not, and they need no logarithm. */
+static inline int may_win(float p, double uniform, double best) {
+    return (p > 0) & !((1.0 - uniform) * best > (double)p * 1.000001);
+}
+
 /* The token of largest p / E, where E is the exponential of (key, token); the first of equals. */
 void forerun_race(const float *p, int64_t rows, int64_t size, const int64_t *keys, int64_t *tokens) {
 #pragma omp parallel for schedule(dynamic) if (rows > 2)
     for (int64_t r = 0; r < rows; r++) {
-        const float *own = p + r * size;
-        int64_t likeliest = 0, winner = 0;
-        for (int64_t i = 1; i < size; i++) likeliest = own[i] > own[likeliest] ? i : likeliest;
-        double best = -1;
-        for (int64_t turn = -1; turn < size; turn++) { /* the likeliest first: then few others need a logarithm */
-            int64_t i = turn < 0 ? likeliest : turn;
-            if (own[i] <= 0) continue;
-            uint64_t bits = mix((uint64_t)keys[r] + (uint64_t)(i + 1) * GOLDEN) >> 12;
-            double inside = ((double)bits + 0.5) * 0x1p-52;
-            if (best > 0 && (1.0 - inside) * best > (double)own[i] * 1.000001) continue; /* E = -log U ≥ 1 - U */
-            double score = (double)own[i] / -logarithm(inside);
-            if (score > best || (score == best && i < winner)) {
-                best = score;
-                winner = i;
+        const float *own = p + r * size, peak = peak_of(own, size);
+        const uint64_t key = (uint64_t)keys[r];
+        int64_t winner = 0;
+        while (winner < size - 1 && own[winner] != peak) winner++;
+        double best = (double)own[winner] / -logarithm(inside(key, winner)); /* the likeliest is hard to beat */
+        for (int64_t start = 0; start < size; start += 64) {
+            int64_t end = size - start < 64 ? size : start + 64, may = 0;
+            for (int64_t i = start; i < end; i++) may |= may_win(own[i], inside(key, i), best);
+            for (int64_t i = start; may && i < end; i++) {
+                double uniform = inside(key, i);
+                if (!may_win(own[i], uniform, best)) continue;
+                double score = (double)own[i] / -logarithm(uniform);
+                if (score > best || (score == best && i < winner)) {
+                    best = score;
+                    winner = i;
+                }
             }
         }
         tokens[r] = winner;
@@ -222,28 +246,13 @@ void forerun_largest(const void *scores, int64_t half, int64_t rows, int64_t siz
 
 /* The noise of a place in a text: -log E for the exponential E of (key, id), for each of `size` ids. */
 static void gumbel(uint64_t key, const int64_t *ids, int64_t size, float *noise) {
-    for (int64_t i = 0; i < size; i++) {
-        uint64_t bits = mix(key + (uint64_t)(ids[i] + 1) * GOLDEN) >> 12;
-        noise[i] = (float)-logarithm(-logarithm(((double)bits + 0.5) * 0x1p-52));
-    }
+    for (int64_t i = 0; i < size; i++) noise[i] = (float)-logarithm(-logarithm(inside(key, ids[i])));
 }
 
 /* A draft may say nonsense: what is no number is not drafted, and nothing is beyond all numbers. */
 static inline float number(float x) {
     float finite = x < FLT_MAX ? x : FLT_MAX;
     return x == x ? finite : -INFINITY;
-}
-
-/* The largest of up to `size` values, 16 at a time: compilers make vectors of it. */
-static float peak_of(const float *values, int64_t size) {
-    float peaks[16], peak = -INFINITY;
-    for (int j = 0; j < 16; j++) peaks[j] = -INFINITY;
-    int64_t i = 0;
-    for (; i + 16 <= size; i += 16)
-        for (int j = 0; j < 16; j++) peaks[j] = values[i + j] > peaks[j] ? values[i + j] : peaks[j];
-    for (; i < size; i++) peak = values[i] > peak ? values[i] : peak;
-    for (int j = 0; j < 16; j++) peak = peaks[j] > peak ? peaks[j] : peak;
-    return peak;
 }
 
 /* What may follow each row: its `count` ≤ 64 best columns with the logarithms of their shares. They are the likeliest;
