@@ -8,16 +8,12 @@ from typing import Any
 from benchmarks.kept import RESULTS, load
 
 PARTS = (
-    *("1", "1-untrained", "1-last", "1-latest", "1-again", "1-heads"),
-    *("8", "8-after", "8-latest", "32", "32-after", "32-last", "32-latest"),
-    *("64", "64-after", "64-last", "64-again", "64-latest"),
+    *("1", "1-untrained", "1-heads", "1-whole", "8-whole", "8-heads", "8-layers"),
+    *("32-whole", "32-heads", "64-whole"),
 )
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
-CPU_PARTS = (
-    *("1-others", "1-again", "1-heads", "8", "8-after", "8-last", "8-again", "8-latest", "8-now"),
-    *("32", "32-after", "32-last", "32-again", "32-latest"),
-)
+CPU_PARTS = ("1-others", "1-again", "1-heads", "8-whole", "32-whole", "32-others")
 CPU = tuple(f"controller-cpu-{part}" for part in CPU_PARTS)
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
 

@@ -122,7 +122,7 @@ def test_texts_to_warm_up_on_differ() -> None:
     contest, _ = contest_of({"none": scripted}, Setting(3), repeat=1, warm_up=5)
     run(contest)
     assert len(set(scripted.asked[0])) == 3
-    assert len(set(warm_ups(64))) == 64
+    assert len(set(warm_ups(210))) == 210
 
 
 def test_a_huge_batch_warms_up_with_no_more_texts_than_there_are() -> None:

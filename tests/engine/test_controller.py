@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from forerun.core.params import SamplingParams
+from forerun.drafters.layer_skip import LayerSkip
 from forerun.drafters.none import NoDrafter
 from forerun.drafters.parallel import Parallel
 from forerun.engine.build import build_engine
@@ -81,6 +82,16 @@ def test_the_next_engine_begins_with_what_the_last_one_learnt(tmp_path: Path) ->
     assert other.controller is not None
     assert not other.controller.times
     assert engine(4, adaptive=False).controller is None
+
+
+def test_only_one_of_engine_and_drafter_says_how_much_is_drafted(tmp_path: Path) -> None:
+    model = LoadedModel.load(save_tiny_model(tmp_path / "model"), dtype="float32", device="cpu")
+    for adaptive in (False, True):
+        engine = build_engine(
+            model, "layer_skip", {"layers": "0"}, max_batch=1, cache_tokens=256, adaptive=adaptive, prepared=False
+        )
+        assert isinstance(engine.drafter, LayerSkip)
+        assert engine.drafter.adaptive != adaptive
 
 
 def test_it_begins_with_what_a_drafter_promises_of_each_size(tmp_path: Path) -> None:

@@ -92,3 +92,23 @@ def test_tries_for_nothing_are_paid_for_where_they_take_longer() -> None:
         own.observe([0], [0], [1], 1.0 if limit == 0 else 1.2)
     assert 10 < tried < 0.1 * steps
     assert own.times[1].of(0) == 1.0
+
+
+def test_one_draft_and_then_nothing_is_no_debt_for_ever() -> None:
+    """A size that was tried once needs a second try; but not at once at any price."""
+    own, tried = Controller(gains=GAINS), 0
+    for step in range(500):
+        (limit,) = own.limits([0])
+        found = 2 if limit != 0 and not tried else 0
+        tried += limit != 0
+        own.observe([0], [found], [1 + found], 1.0 if limit == 0 else 1.2)
+        assert own.credit > -2.0, step
+    assert tried < 0.15 * 500
+
+
+def test_a_pause_while_nothing_is_found_is_not_held_against_plain_steps() -> None:
+    own = Controller(gains=GAINS)
+    for _ in range(40):
+        (limit,) = own.limits([0])
+        own.observe([0], [0], [1], 1.0, beside=0.0 if limit == 0 else 3.0)
+    assert own.times[1].beside == [0.0, 0.0]

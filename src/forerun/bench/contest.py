@@ -2,8 +2,8 @@
 
 Everything runs `repeat` times, in the order that `cases.plan` gives. A method starts each round with no text learnt: a
 drafter that remembers texts must not meet its own answers. What an adaptive engine found out about times it goes on
-with. It warms up on texts that are not measured, and of which no two are the same: a drafter that looks things up would
-find them in each other. A method that fails leaves its error where its figures would be, and the others go on.
+with. It warms up on texts that are not measured, and that differ: a drafter that looks things up would find equal ones
+in each other. A method that fails leaves its error where its figures would be, and the others go on.
 """
 
 from __future__ import annotations
@@ -26,27 +26,9 @@ from forerun.bench.questions import Question
 from forerun.core.collector import heap_stays
 from forerun.core.params import SamplingParams
 
-WARM_UPS = (
-    "Tell a story",
-    "Write a poem",
-    "Explain to a child all",
-    "Write a letter",
-    "List three facts",
-    "Tell a joke",
-)
-ABOUT = (
-    "a lighthouse",
-    "bread",
-    "old clocks",
-    "bridges",
-    "whales",
-    "chess",
-    "winter",
-    "trains",
-    "gardens",
-    "money",
-    "maps",
-)
+WARM_UPS = ("Tell a story", "Write a poem", "Write a letter", "List three facts", "Tell a joke")
+ABOUT = ("a lighthouse", "bread", "old clocks", "bridges", "whales", "chess", "winter")
+HOW = ("", " in rhymes", " for my grandmother", " in two sentences", " with a surprise", " without the letter e")
 NOTHING = frozenset[int]()
 
 
@@ -162,8 +144,9 @@ class _Seat(ExitStack):
 
 
 def warm_ups(count: int) -> list[str]:
-    """Different ones, 66 of them."""
-    return [f"{WARM_UPS[i % len(WARM_UPS)]} about {ABOUT[i % len(ABOUT)]}." for i in range(count)]
+    """Different ones, 210 of them."""
+    lists = WARM_UPS, ABOUT, HOW
+    return ["{} about {}{}.".format(*(each[i % len(each)] for each in lists)) for i in range(count)]
 
 
 def converse(

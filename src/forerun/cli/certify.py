@@ -218,7 +218,7 @@ def _certify(
     plan = replace(plan, settings=tuple(replace(params, stop_token_ids=ends) for params in plan.settings))
     tokens = [to_tokens(prompt, tokenizer, chat=None) for prompt in asked]
     slots = subject.slots_for(tokens, max(plan.answer, plan.length + ANSWER))
-    setup = Setup(target, slots, loaded.load_beside, lambda: tokenizer.fingerprint, loaded.folder)
+    setup = Setup(target, slots, loaded.load_beside, lambda: tokenizer.fingerprint, loaded.folder, adaptive)
     options = model.read_drafter_options() | ({} if model.tree is None else {"tree": model.tree})
     drafter = make_drafter(model.drafter_name, setup, options)
     original = None if other is None else other.target

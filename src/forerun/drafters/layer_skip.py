@@ -191,8 +191,9 @@ class LayerSkip:
             tree = self._drafts.draft(sequences, budgets)
         finally:
             self._ahead.give_back()
-        drafted = Homeward(torch.stack([tree.parents, tree.tokens], 1))
-        self._guesses |= {sequence.id: (drafted, b) for b, sequence in enumerate(sequences)}
+        if self.adaptive:
+            drafted = Homeward(torch.stack([tree.parents, tree.tokens], 1))
+            self._guesses |= {sequence.id: (drafted, b) for b, sequence in enumerate(sequences)}
         return tree
 
     def observe(self, observations: Many[Observation]) -> None:

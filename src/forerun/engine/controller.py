@@ -163,7 +163,7 @@ class Controller:
         """What came of the step: how much was drafted for each text and how many tokens were committed, in `steps`
         passes. Steps that read prompts are not shown. `beside` are seconds that it took this time and need not take
         again, as for what was put off until something is drafted. A step in which something was captured or built is
-        not `settled`: it says nothing of how long its like take, but if it was a try, it was paid for."""
+        not `settled`: it says nothing of how long its like take, but if drafts were tried, they are paid for."""
         self._stands -= steps
         self._seen.append(Step(texts, drafted, tokens, seconds, steps, beside, settled))
         if self._stands <= 0 or self.trying:
@@ -232,7 +232,7 @@ class Controller:
             likely = BEYOND * step.passes * self._foreseen(times, len(step.texts), size)
             extra = max(0.0, step.beside - step.passes * times.beside[times.chosen != PLAIN])
             taken = min(step.seconds, likely) + min(extra, MOST_BESIDE * best)
-            self.credit -= max(0.0, taken - sum(step.tokens) / usual * best)
+            self.credit -= max(0.0 if size == self._size else -math.inf, taken - sum(step.tokens) / usual * best)
         self.credit = min(self.credit, SAVED * best)
 
     def _learn(self, times: Times, size: int, step: Step) -> None:
@@ -321,8 +321,8 @@ class Controller:
         if not unknown and hopes[size] < best and times.since[size] < SELDOM:
             return None
         loss = self._foreseen(times, len(standings), size) - self._tokens(times, standings, size) / best
-        if 0 < times.tries[size] < FIRST_TRIES:
-            return size  # or the first try was for nothing
+        if 0 < times.tries[size] < FIRST_TRIES and not times.since[size]:
+            return size  # right behind the first, which would be for nothing without it
         # Where drafts pay, what seems to gain is tried at any time: then it rests on more than a guess.
         most = self.credit if times.chosen == PLAIN else max(0.0, self.credit)
         return size if loss <= most else None

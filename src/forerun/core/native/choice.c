@@ -160,7 +160,7 @@ static inline double inside(uint64_t key, int64_t token) {
     return ((double)(mix(key + (uint64_t)(token + 1) * GOLDEN) >> 12) + 0.5) * 0x1p-52;
 }
 
-/* Whether p / E may be more than `best`, where E = -log U ≥ 1 - U: for most it may not, and they need no logarithm. */
+/* Whether p / E may be `best` or more, where E = -log U ≥ 1 - U: for most it may not, and they need no logarithm. */
 static inline int may_win(float p, double uniform, double best) {
     return (p > 0) & !((1.0 - uniform) * best > (double)p * 1.000001);
 }
@@ -172,7 +172,7 @@ void forerun_race(const float *p, int64_t rows, int64_t size, const int64_t *key
         const float *own = p + r * size, peak = peak_of(own, size);
         const uint64_t key = (uint64_t)keys[r];
         int64_t winner = 0;
-        while (winner < size - 1 && own[winner] != peak) winner++;
+        while (peak > 0 && own[winner] != peak) winner++;
         double best = (double)own[winner] / -logarithm(inside(key, winner)); /* the likeliest is hard to beat */
         for (int64_t start = 0; start < size; start += 64) {
             int64_t end = size - start < 64 ? size : start + 64, may = 0;

@@ -1,8 +1,8 @@
 /* A few rows times a matrix in float32, as fast as the matrix can be read or as the processor multiplies.
  *
  * A number is the sum of one vector of partial sums, of which lane i adds up the inputs i, i + LANES, i + 2 LANES, … in
- * this order, each product and sum rounded once, or each by itself where a processor cannot do that: compilers, which
- * would choose in every block anew, are not asked. So a row gives the same bits whatever rows are beside it, and wherever
+ * this order, each product and sum rounded once, on some processors each by itself: compilers, which would choose in
+ * every block anew, are not asked. So a row gives the same bits whatever rows are beside it, and wherever
  * blocks and threads are cut.
  */
 #include <stdint.h>
