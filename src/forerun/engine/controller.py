@@ -48,8 +48,8 @@ LEVEL, MEASURED = 0.8, 12.0
 """Tokens that whole drafts are guessed to gain; and drafts that what a drafter was measured to gain counts as."""
 SETTLED = 14.0
 """What a text's luck must count before its drafts say what a size gains: at first it is a guess."""
-LEAST = 0.05
-"""Below this nothing is divided by a gain."""
+LEAST, WORTH = 0.05, 1.03
+"""Below the first nothing is divided by a gain; and drafts must promise that many times what plain steps write."""
 CLEARLY = 0.2
 """How much better another size must be, over the root of the drafts that were seen of it."""
 TRIED = 0.009
@@ -295,7 +295,7 @@ class Controller:
         sizes = self._sizes()
         times.chosen = min(times.chosen, sizes[-1])  # for more there may be no room any more
         rates = {size: self._rate(times, standings, size) for size in sizes}
-        known = {size: rate for size, rate in rates.items() if rate is not None}
+        known = {size: rate * (WORTH if size == PLAIN else 1) for size, rate in rates.items() if rate is not None}
         if times.chosen not in known:
             return times.chosen  # until it is known
         best = max(known, key=lambda size: known[size])
