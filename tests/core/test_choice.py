@@ -89,3 +89,28 @@ def test_draws_are_the_same() -> None:
         with in_pytorch():
             assert torch.equal(exact.draw(weights, u), found)
     assert exact.draw(torch.zeros(1, 9), torch.zeros(1, dtype=torch.float64)).item() == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [2, 300, 5000])
+def test_tokens_from_logits_are_those_of_laws_and_races(dtype: torch.dtype, size: int) -> None:
+    logits = scores(size, 3.0, 4).to(dtype)
+    settings = LawSettings.of(MANY)
+    columns = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    keys = row_key(torch.full((len(MANY),), 3), torch.arange(len(MANY)), Purpose.TOKEN)
+    expected = first_arrival(law(logits, settings), keys)
+    assert choice.chosen(logits, list(range(len(MANY))), *columns, keys.tolist()) == expected.tolist()
+    some = [70, 3, 40]
+    picked = [column[some] for column in columns]
+    assert choice.chosen(logits, some, *picked, keys[some].tolist()) == expected[some].tolist()
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_broken_rows_have_no_token(broken: float) -> None:
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(5))
+    logits[1, 7] = broken
+    logits[2] = -torch.inf
+    one, none = torch.ones(3), torch.zeros(3)
+    found = choice.chosen(logits, [0, 1, 2], one, none, one, none, [1, 2, 3])
+    assert found[0] >= 0
+    assert found[1:] == [-1, -1]

@@ -148,6 +148,10 @@ class StepNoise:
         """[B] uniforms for drawing the token that follows a node at `depths` [B]."""
         return uniform(row_key(self.seeds, self.starts + depths, Purpose.FINAL), torch.zeros_like(depths))
 
+    def token_keys(self, depths: int) -> Tensor:
+        """[B, depths] the keys of the races of `first_arrival`, behind nodes of each depth."""
+        return row_key(self.seeds[:, None], self.starts[:, None] + torch.arange(depths), Purpose.TOKEN)
+
     def race(self, depths: Tensor, vocabulary: int) -> Tensor:
         """[B, V] exponentials of the position after nodes at `depths` [B]: the token is argmax p / race."""
         key = row_key(self.seeds, self.starts + depths, Purpose.TOKEN)

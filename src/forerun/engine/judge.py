@@ -17,6 +17,7 @@ from forerun.engine.laws import StepLaws
 from forerun.engine.packing import Packed
 from forerun.engine.request import Job, Kind
 from forerun.models.target import Output
+from forerun.verify import gumbel
 from forerun.verify.rule import ANY_DRAWING, Choose, VerificationRule, all_rules
 
 
@@ -127,13 +128,17 @@ def _follow_everywhere(packed: Packed, chosen: Tensor, output: Output) -> list[D
 
 def _follow_choice(choose: Choose, packed: Packed, laws: StepLaws, noise: StepNoise) -> list[Decision]:
     depth = -1
+    keys = noise.token_keys(max(map(len, packed.nodes))).tolist() if choose is gumbel.choose and laws.can_race else None
 
     def tokens(chosen: list[int], places: list[int]) -> list[int]:
         nonlocal depth
         depth += 1
+        nodes = [(b, packed.nodes[b][places[b]]) for b in chosen]
+        winners = None if keys is None else laws.winners(nodes, [keys[b][depth] for b in chosen])
+        if winners is not None:
+            return winners
         sequences = torch.tensor(chosen)
-        p = laws.at([(b, packed.nodes[b][places[b]]) for b in chosen])
-        found: list[int] = choose(p, noise.take(sequences), torch.full_like(sequences, depth)).tolist()
+        found: list[int] = choose(laws.at(nodes), noise.take(sequences), torch.full_like(sequences, depth)).tolist()
         return found
 
     return _follow(packed, tokens)

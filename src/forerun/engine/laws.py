@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forerun.core.history import History
 from forerun.core.law import LawSettings, law
+from forerun.core.native import choice as native
 from forerun.core.params import SamplingParams
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
@@ -56,6 +57,25 @@ class StepLaws:
         """[C, V] for C pairs of a sequence and a node that is a row."""
         places = [b * self.shape[1] + node for b, node in nodes]
         return self._laws(places, self.logits[[self._row[place] for place in places]])
+
+    @property
+    def can_race(self) -> bool:
+        """Whether `winners` can be asked: nothing but the settings of a law stands between logits and tokens."""
+        plain = not self.settings.penalises and not self.settings.bias_tokens.shape[1]
+        floats = self.logits.dtype in (torch.float32, torch.bfloat16)
+        here = self.device.type == "cpu" and native.library() is not None
+        return plain and floats and here and all(walk is None for walk in self.walks)
+
+    def winners(self, nodes: Many[tuple[int, int]], keys: list[int]) -> list[int] | None:
+        """The first to arrive under the laws of such nodes, in races of these keys, without a law being made; None
+        where logits are broken, about which `at` has more to say."""
+        size, settings = self.shape[1], self.settings
+        columns = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        if len(self.sequences) > 1:
+            owners = torch.tensor([b for b, _ in nodes])
+            columns = tuple(column[owners] for column in columns)
+        found = native.chosen(self.logits, [self._row[b * size + node] for b, node in nodes], *columns, keys)
+        return None if min(found) < 0 else found
 
     def rows(self, sequences: Tensor, nodes: Tensor) -> Tensor:
         if not sequences.shape[0]:

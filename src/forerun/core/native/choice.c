@@ -103,44 +103,46 @@ static double sum_of(const float *p, int64_t size) {
     return total;
 }
 
+/* p of one row of scores, whose largest is `best` and stands at `choice`. `found` holds `size` floats, `counts` 2048. */
+static void law_of(const float *scores, int64_t size, float best, int64_t choice, double temperature, int64_t top_k,
+                   double top_p, double min_p, float *out, float *found, int64_t *counts) {
+    if (temperature == 0) {
+        memset(out, 0, sizeof(float) * size);
+        out[choice] = 1;
+        return;
+    }
+    double t = temperature < 1.17549435e-38 ? 1.17549435e-38 : temperature;
+    float heat = t > 3.4028234e38 ? 3.4028234e38f : (float)t, least = -INFINITY, threshold = 0;
+    if (top_k > 0 && top_k < size) least = reach(scores, size, 1.0f, -INFINITY, (double)top_k, 0, found, counts);
+    for (int64_t i = 0; i < size; i++) {
+        float w = exponential((scores[i] - best) / heat);
+        out[i] = scores[i] >= least ? w : 0.0f;
+    }
+    float scale = (float)(1.0 / sum_of(out, size));
+    if (top_p < 1) {
+        int64_t mass = 0;
+        for (int64_t i = 0; i < size; i++) mass += fixed(out[i] * scale);
+        float little = (float)((1 - top_p) / (2.0 * size)); /* below it all together hold half of the rest */
+        threshold = reach(out, size, scale, little, top_p * (double)mass, 1, found, counts);
+    }
+    float by_ratio = (float)min_p * scale; /* the likeliest token weighs 1 */
+    if (by_ratio > threshold) threshold = by_ratio;
+    if (threshold > 0) {
+        for (int64_t i = 0; i < size; i++) out[i] = out[i] * scale >= threshold ? out[i] : 0.0f;
+        scale = (float)(1.0 / sum_of(out, size));
+    }
+    for (int64_t i = 0; i < size; i++) out[i] *= scale;
+}
+
 /* scores [rows, size] with their largest, finite entries `best` and the tokens `choice` that have them → p.
  * `scratch` holds `size` floats and 2048 counts for each row. */
 void forerun_laws(const float *scores, int64_t rows, int64_t size, const float *best, const int64_t *choice,
                   const double *temperature, const int64_t *top_k, const double *top_p, const double *min_p, float *p,
                   float *scratch, int64_t *counts) {
 #pragma omp parallel for schedule(dynamic) if (rows > 2)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *own = scores + r * size;
-        float *out = p + r * size, *found = scratch + r * size;
-        if (temperature[r] == 0) {
-            memset(out, 0, sizeof(float) * size);
-            out[choice[r]] = 1;
-            continue;
-        }
-        double t = temperature[r] < 1.17549435e-38 ? 1.17549435e-38 : temperature[r];
-        float heat = t > 3.4028234e38 ? 3.4028234e38f : (float)t, least = -INFINITY, threshold = 0;
-        int64_t *own_counts = counts + r * 2048;
-        if (top_k[r] > 0 && top_k[r] < size)
-            least = reach(own, size, 1.0f, -INFINITY, (double)top_k[r], 0, found, own_counts);
-        for (int64_t i = 0; i < size; i++) {
-            float w = exponential((own[i] - best[r]) / heat);
-            out[i] = own[i] >= least ? w : 0.0f;
-        }
-        float scale = (float)(1.0 / sum_of(out, size));
-        if (top_p[r] < 1) {
-            int64_t mass = 0;
-            for (int64_t i = 0; i < size; i++) mass += fixed(out[i] * scale);
-            float little = (float)((1 - top_p[r]) / (2.0 * size)); /* below it all together hold half of the rest */
-            threshold = reach(out, size, scale, little, top_p[r] * (double)mass, 1, found, own_counts);
-        }
-        float by_ratio = (float)min_p[r] * scale; /* the likeliest token weighs 1 */
-        if (by_ratio > threshold) threshold = by_ratio;
-        if (threshold > 0) {
-            for (int64_t i = 0; i < size; i++) out[i] = out[i] * scale >= threshold ? out[i] : 0.0f;
-            scale = (float)(1.0 / sum_of(out, size));
-        }
-        for (int64_t i = 0; i < size; i++) out[i] *= scale;
-    }
+    for (int64_t r = 0; r < rows; r++)
+        law_of(scores + r * size, size, best[r], choice[r], temperature[r], top_k[r], top_p[r], min_p[r], p + r * size,
+               scratch + r * size, counts + r * 2048);
 }
 
 /* The largest of up to `size` values, 16 at a time: compilers make vectors of it. */
@@ -166,28 +168,60 @@ static inline int may_win(float p, double uniform, double best) {
 }
 
 /* The token of largest p / E, where E is the exponential of (key, token); the first of equals. */
-void forerun_race(const float *p, int64_t rows, int64_t size, const int64_t *keys, int64_t *tokens) {
-#pragma omp parallel for schedule(dynamic) if (rows > 2)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *own = p + r * size, peak = peak_of(own, size);
-        const uint64_t key = (uint64_t)keys[r];
-        int64_t winner = 0;
-        while (peak > 0 && own[winner] != peak) winner++;
-        double best = (double)own[winner] / -logarithm(inside(key, winner)); /* the likeliest is hard to beat */
-        for (int64_t start = 0; start < size; start += 64) {
-            int64_t end = size - start < 64 ? size : start + 64, may = 0;
-            for (int64_t i = start; i < end; i++) may |= may_win(own[i], inside(key, i), best);
-            for (int64_t i = start; may && i < end; i++) {
-                double uniform = inside(key, i);
-                if (!may_win(own[i], uniform, best)) continue;
-                double score = (double)own[i] / -logarithm(uniform);
-                if (score > best || (score == best && i < winner)) {
-                    best = score;
-                    winner = i;
-                }
+static int64_t winner_of(const float *p, int64_t size, uint64_t key) {
+    float peak = peak_of(p, size);
+    int64_t winner = 0;
+    while (peak > 0 && p[winner] != peak) winner++;
+    double best = (double)p[winner] / -logarithm(inside(key, winner)); /* the likeliest is hard to beat */
+    for (int64_t start = 0; start < size; start += 64) {
+        int64_t end = size - start < 64 ? size : start + 64, may = 0;
+        for (int64_t i = start; i < end; i++) may |= may_win(p[i], inside(key, i), best);
+        for (int64_t i = start; may && i < end; i++) {
+            double uniform = inside(key, i);
+            if (!may_win(p[i], uniform, best)) continue;
+            double score = (double)p[i] / -logarithm(uniform);
+            if (score > best || (score == best && i < winner)) {
+                best = score;
+                winner = i;
             }
         }
-        tokens[r] = winner;
+    }
+    return winner;
+}
+
+void forerun_race(const float *p, int64_t rows, int64_t size, const int64_t *keys, int64_t *tokens) {
+#pragma omp parallel for schedule(dynamic) if (rows > 2)
+    for (int64_t r = 0; r < rows; r++) tokens[r] = winner_of(p + r * size, size, (uint64_t)keys[r]);
+}
+
+static inline float entry(const void *scores, int64_t i, int half) {
+    if (!half) return ((const float *)scores)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)scores)[i] << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* From some rows of logits, float32 or with `half` bfloat16, to the winners of races under their laws; -1 where a row
+ * holds what is no number or nothing finite. `scratch` holds 3 · `size` floats and 2048 counts for each row. */
+void forerun_chosen(const void *logits, int64_t half, int64_t count, const int64_t *rows, int64_t size,
+                    const double *temperature, const int64_t *top_k, const double *top_p, const double *min_p,
+                    const int64_t *keys, float *scratch, int64_t *counts, int64_t *tokens) {
+#pragma omp parallel for schedule(dynamic) if (count > 2)
+    for (int64_t r = 0; r < count; r++) {
+        float *scores = scratch + r * 3 * size, *p = scores + size;
+        int32_t strange = 0;
+        for (int64_t i = 0; i < size; i++) {
+            scores[i] = entry(logits, rows[r] * size + i, (int)half);
+            strange |= scores[i] != scores[i];
+        }
+        float best = peak_of(scores, size);
+        int64_t choice = 0;
+        tokens[r] = -1;
+        if (strange || !(best > -INFINITY && best < INFINITY)) continue;
+        while (scores[choice] != best) choice++;
+        law_of(scores, size, best, choice, temperature[r], top_k[r], top_p[r], min_p[r], p, p + size, counts + r * 2048);
+        tokens[r] = winner_of(p, size, (uint64_t)keys[r]);
     }
 }
 
@@ -205,14 +239,6 @@ void forerun_draws(const float *weights, int64_t rows, int64_t size, const doubl
         }
         tokens[r] = i;
     }
-}
-
-static inline float entry(const void *scores, int64_t i, int half) {
-    if (!half) return ((const float *)scores)[i];
-    uint32_t bits = (uint32_t)((const uint16_t *)scores)[i] << 16;
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
 }
 
 /* Keep the `count` largest values seen so far, largest first, with their places; of equals the first seen. */
@@ -245,7 +271,7 @@ void forerun_largest(const void *scores, int64_t half, int64_t rows, int64_t siz
 }
 
 /* The noise of a place in a text: -log E for the exponential E of (key, id), for each of `size` ids. */
-static void gumbel(uint64_t key, const int64_t *ids, int64_t size, float *noise) {
+void forerun_gumbel(uint64_t key, const int64_t *ids, int64_t size, float *noise) {
     for (int64_t i = 0; i < size; i++) noise[i] = (float)-logarithm(-logarithm(inside(key, ids[i])));
 }
 
@@ -271,7 +297,7 @@ void forerun_candidates(const void *logits, int64_t half, int64_t rows, int64_t 
         if (!(largest > -INFINITY)) continue;
         if (raced[r]) {
             float heat = 1 / temperature[r] < FLT_MAX ? (float)(1 / temperature[r]) : FLT_MAX;
-            if (heard < 0 || keys[heard] != keys[r]) gumbel((uint64_t)keys[heard = r], ids, size, noise);
+            if (heard < 0 || keys[heard] != keys[r]) forerun_gumbel((uint64_t)keys[heard = r], ids, size, noise);
             for (int64_t i = 0; i < size; i++) scores[i] = (scores[i] - largest) * heat + noise[i];
             largest = peak_of(scores, size);
         }

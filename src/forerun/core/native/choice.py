@@ -54,6 +54,30 @@ def race(p: Tensor, keys: Tensor) -> Tensor:
     return _tokens("forerun_race", p, _column(keys, p.shape[0], torch.int64))
 
 
+def chosen(
+    logits: Tensor,
+    rows: list[int],
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    keys: list[int],
+) -> list[int]:
+    """What `race` gives under what `laws` gives of some rows of logits [R, V], float32 or bfloat16; settings are one
+    for each of them. -1 where a row is broken."""
+    assert logits.dtype in (torch.float32, torch.bfloat16)
+    count, size = len(rows), logits.shape[1]
+    heats, masses, ratios = (_column(column, count, torch.float64) for column in (temperature, top_p, min_p))
+    columns = (heats, _column(top_k, count, torch.int64), masses, ratios, torch.tensor(keys))
+    scratch, counts = torch.empty(count, 3, size), torch.empty(count, COUNTS, dtype=torch.int64)
+    tokens = torch.empty(count, dtype=torch.int64)
+    half = int(logits.dtype == torch.bfloat16)
+    logits = logits.contiguous()
+    _call("forerun_chosen", logits, half, count, torch.tensor(rows), size, *columns, scratch, counts, tokens)
+    found: list[int] = tokens.tolist()
+    return found
+
+
 def draws(weights: Tensor, u: Tensor) -> Tensor:
     """[R] the tokens at quantiles u [R] of weights [R, V]."""
     return _tokens("forerun_draws", weights, _column(u, weights.shape[0], torch.float64))

@@ -3,34 +3,26 @@
 #pragma once
 #include <stdlib.h>
 
-typedef void (*Candidates)(const void *logits, int64_t half, int64_t rows, int64_t size, const int64_t *ids,
-                           const double *temperature, const int64_t *keys, const int64_t *raced, const double *tau,
-                           int64_t count, float *scratch, float *shares, int64_t *places);
+#include "candidates.h"
 
 typedef struct {
     int64_t joined;           /* whether `fc` joins embedding and state; else attention reads the embedding beside it */
     const bf16 *embedding;    /* [tokens, hidden] */
     Matrix fc;                /* hidden outputs of 2 hidden inputs, in bfloat16 */
     const float *token_norm, *state_norm; /* before `fc`; may be NULL */
-    int64_t width, depth, size;           /* of the tree, the root counted in `size` */
+    Choice choice;            /* its width is that of the tree */
+    int64_t depth, size;      /* of the tree, the root counted in `size` */
     int64_t length;           /* of the text, its root included, */
     int64_t unread;           /* of which so many rows are read here, the root's last: */
     const int64_t *text;      /* [unread] their tokens */
     const bf16 *brought;      /* [unread, hidden] their states */
     const int64_t *slots;     /* [length + width (depth - 1)] of the text and of the rows behind it */
     const float *cosine, *sine;           /* [positions][head_dim / 2] */
-    Candidates candidates;
-    const int64_t *ids;       /* [vocabulary] the tokens of columns */
-    const double *temperature;            /* [width] the same for all, and so in these: */
-    const int64_t *keys;      /* [depth][width] of the noise behind each depth */
-    const int64_t *raced;     /* [width] */
-    const double *tau;
+    const int64_t *keys;      /* [depth] of the noise behind each depth */
     double least;             /* a level whose nodes have a smaller chance than that, all together, is not read */
     bf16 *states;             /* [1 + width (depth - 1), hidden] the root's first */
     bf16 *joint;              /* scratch: tiles of 2 hidden columns */
     int64_t *paths;           /* scratch: [width (depth - 1)][depth] */
-    float *scratch, *shares;  /* [threads][3 vocabulary], [width, width] */
-    int64_t *places;          /* [width, width] */
     int64_t *tokens, *parents, *numbers;  /* [1 + width + width² (depth - 1)] of all nodes that grew */
     double *values;           /* the same */
     int64_t *kept_tokens, *kept_parents;  /* [size] */
@@ -56,14 +48,13 @@ static void rank(const Growth *g, int64_t first, int64_t end, Ranked *ranked) {
 
 /* The children of nodes whose candidates are there; how many nodes there are then. */
 static int64_t expand(const Growth *g, const int64_t *frontier, int64_t count, int64_t grown) {
+    const Choice *c = &g->choice;
     for (int64_t r = 0; r < count; r++)
-        for (int64_t c = 0; c < g->width; c++) {
-            int64_t column = g->places[r * g->width + c];
-            float share = g->shares[r * g->width + c];
-            if (column < 0 || !(share > -INFINITY)) continue;
-            g->tokens[grown] = g->ids[column];
+        for (int64_t i = r * c->width; i < (r + 1) * c->width; i++) {
+            if (c->places[i] < 0 || !(c->shares[i] > -INFINITY)) continue;
+            g->tokens[grown] = c->ids[c->places[i]];
             g->parents[grown] = frontier[r];
-            g->values[grown] = g->values[frontier[r]] + (share < 0 ? share : 0);
+            g->values[grown] = g->values[frontier[r]] + (c->shares[i] < 0 ? c->shares[i] : 0);
             g->numbers[grown++] = -1;
         }
     return grown;
@@ -89,50 +80,12 @@ static void turn(const Model *m, Pass *p, const Growth *g, int64_t row, int64_t 
     memcpy((float *)p->sine + row * half, g->sine + position * half, sizeof(float) * half);
 }
 
-/* The likeliest tokens of a row whose peaks are known, with the logarithms of their shares; 0 if the row holds what is
- * no number. As `candidates` says it of rows that do not race, without a look at most of the row. */
-static int likeliest(const Pass *p, int64_t size, int64_t row, int64_t count, float *shares, int64_t *places) {
-    const bf16 *logits = p->logits + row * size;
-    const float *peaks = p->peaks + row * (size / 32);
-    float top = -INFINITY;
-    for (int64_t i = 0; i < count; i++) shares[i] = -INFINITY, places[i] = -1;
-    for (int64_t block = 0; block < size / 32; block++) top = peaks[block] > top ? peaks[block] : top;
-    __m512 sum = _mm512_setzero_ps(), highest = _mm512_set1_ps(top);
-    for (int64_t i = 0; i < size; i += 16)
-        sum = _mm512_add_ps(sum, exponential(_mm512_sub_ps(wide(logits + i), highest)));
-    float all = _mm512_reduce_add_ps(sum);
-    if (!(all >= 1 && all < INFINITY)) return 0;
-    for (int64_t block = 0; block < size / 32; block++) {
-        if (!(peaks[block] > shares[count - 1])) continue;
-        for (int64_t i = 32 * block; i < 32 * block + 32; i++) {
-            uint32_t bits = (uint32_t)logits[i] << 16;
-            float value;
-            int64_t at = count - 1;
-            memcpy(&value, &bits, 4);
-            if (!(value > shares[at])) continue;
-            for (; at > 0 && value > shares[at - 1]; at--) shares[at] = shares[at - 1], places[at] = places[at - 1];
-            shares[at] = value;
-            places[at] = i;
-        }
-    }
-    for (int64_t i = 0; i < count; i++) shares[i] = shares[i] - top - logf(all);
-    return 1;
-}
-
 /* What may follow the wanted rows, which stand at `depth`; this thread's share of them. */
 static void follow(const Model *m, const Pass *p, const Growth *g, int64_t depth, int thread, int threads) {
     int64_t first = share_of(p->wanted, thread, threads), last = share_of(p->wanted, thread + 1, threads);
-    float *shares = g->shares + first * g->width;
-    int64_t *places = g->places + first * g->width;
-    while (!*g->raced && first < last && likeliest(p, m->vocabulary, first, g->width, shares, places)) {
-        first++;
-        shares += g->width;
-        places += g->width;
-    }
-    if (first < last)
-        g->candidates(p->logits + first * m->vocabulary, 1, last - first, m->vocabulary, g->ids, g->temperature,
-                      g->keys + depth * g->width, g->raced, g->tau, g->width, g->scratch + thread * 3 * m->vocabulary,
-                      shares, places);
+    for (int64_t row = first; row < last; row++)
+        follow_row(&g->choice, p, row, m->vocabulary, (uint64_t)g->keys[depth],
+                   g->choice.scratch + thread * 5 * m->vocabulary);
 }
 
 /* The rows that were entered, and the candidates behind the wanted ones, which stand at `depth`. */
@@ -204,8 +157,9 @@ static void read_level(const Model *m, Pass *p, const Growth *g, const int64_t *
 
 /* `wanted_rows` are 0, 1, 2, … */
 void forerun_grow(const Model *m, Pass *p, const Growth *g) {
-    int64_t most = 1 + g->width + g->width * g->width * (g->depth - 1), grown = 1, first = 1, read = 0, count = 1;
-    int64_t frontier[64];
+    int64_t width = g->choice.width, most = 1 + width + width * width * (g->depth - 1);
+    int64_t grown = 1, first = 1, read = 0, count = 1;
+    int64_t frontier[MOST_WIDTH];
     Ranked *ranked = malloc(sizeof(Ranked) * (size_t)most);
     g->tokens[0] = g->text[g->unread - 1];
     g->parents[0] = g->numbers[0] = -1;
@@ -216,7 +170,7 @@ void forerun_grow(const Model *m, Pass *p, const Growth *g) {
         grown = expand(g, frontier, count, grown);
         if (level == g->depth || grown == first) break;
         rank(g, first, grown, ranked);
-        count = grown - first < g->width ? grown - first : g->width;
+        count = grown - first < width ? grown - first : width;
         double chance = 0;
         for (int64_t r = 0; r < count; r++) {
             frontier[r] = ranked[r].node;

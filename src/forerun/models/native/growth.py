@@ -16,17 +16,17 @@ from forerun.models.native.shelf import Shelf
 from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
 
-WIDEST = 64
+WIDEST = 64  # `MOST_WIDTH`
 """Nodes of a level, at most."""
 LONGEST = 64
 """Unread rows of a text, at most."""
 
 Growth = amx.structure(
     "Growth",
-    "joined, *embedding, *fc, *fc_scales, *token_norm, *state_norm, width, depth, size, length, unread, *text, "
-    "*brought, *slots, *cosine, *sine, *candidates, *ids, *temperature, *keys, *raced, *tau, ~least, *states, *joint, "
-    "*paths, *scratch, *shares, *places, *tokens, *parents, *numbers, *values, *kept_tokens, *kept_parents, "
-    "*kept_values",
+    "joined, *embedding, *fc, *fc_scales, *token_norm, *state_norm, "
+    "width, *ids, raced, ~temperature, ~tau, *noise, *scratch, *shares, *places, "  # `Choice`
+    "depth, size, length, unread, *text, *brought, *slots, *cosine, *sine, *keys, ~least, *states, *joint, *paths, "
+    "*tokens, *parents, *numbers, *values, *kept_tokens, *kept_parents, *kept_values",
 )
 
 
@@ -72,7 +72,6 @@ class TreeInC:
         grown = 1 + width + width * width * (depth - 1)
         height = -(-rows // amx.TILE_ROWS) * amx.TILE_ROWS
         heads = config.heads * config.head_dim
-        self.raced, self.tau = False, 0.0
         self.kept: dict[str, Tensor] = {}
 
         def keep(name: str, tensor: Tensor) -> Tensor:
@@ -123,12 +122,9 @@ class TreeInC:
             width=width,
             depth=depth,
             text=whole("text", LONGEST),
-            candidates=ctypes.cast(chosen.forerun_candidates, ctypes.c_void_p).value,
+            noise=ctypes.cast(chosen.forerun_gumbel, ctypes.c_void_p).value,
             ids=keep("ids", ids).data_ptr(),
-            temperature=whole("temperature", width, dtype=torch.float64),
-            keys=whole("keys", depth, width),
-            raced=whole("raced", width),
-            tau=whole("tau", 1, dtype=torch.float64),
+            keys=whole("keys", depth),
             states=bf16("states", 1 + drafted, hidden),
             joint=bf16("joint", height, 2 * hidden),
             paths=whole("paths", max(1, drafted), depth),
@@ -159,13 +155,10 @@ class TreeInC:
         size = min(size, kept["kept_tokens"].shape[0])
         assert max(text.tokens) < kept["embedding"].shape[0]
         ctypes.memmove(growth.text, (ctypes.c_int64 * unread)(*text.tokens), 8 * unread)
+        growth.raced, growth.tau = int(race is not None), tau
         if race is not None:
-            kept["keys"][: len(race.keys)] = torch.tensor(race.keys)[:, None]
-            kept["temperature"].fill_(race.temperature)
-        if self.raced != (race is not None) or self.tau != tau:
-            self.raced, self.tau = race is not None, tau
-            kept["raced"].fill_(int(self.raced))
-            kept["tau"].fill_(tau)
+            growth.temperature = race.temperature
+            ctypes.memmove(growth.keys, (ctypes.c_int64 * depth)(*race.keys), 8 * depth)
         threads = torch.get_num_threads()
         self._room(threads, text.length + self.width * self.depth)
         run.slots, run.threads, run.cache = storage.slots, threads, storage.whole.data_ptr()
@@ -185,7 +178,7 @@ class TreeInC:
         self.kept["scores"] = scores = torch.zeros(threads, 2 * size)
         self.kept["highest"] = torch.zeros(threads, self.width)
         self.kept["likeliest"] = torch.zeros(threads, self.width, dtype=torch.int64)
-        self.kept["scratch"] = torch.zeros(threads, 3, self.head.config.vocab_size)
+        self.kept["scratch"] = torch.zeros(threads, 5, self.head.config.vocab_size)
         run, growth = self.pass_, self.growth
         run.scores, run.score_size = scores.data_ptr(), scores.shape[1]
         run.highest, run.likeliest = self.kept["highest"].data_ptr(), self.kept["likeliest"].data_ptr()
