@@ -99,10 +99,10 @@ def test_tokens_from_logits_are_those_of_laws_and_races(dtype: torch.dtype, size
     columns = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)
     keys = row_key(torch.full((len(MANY),), 3), torch.arange(len(MANY)), Purpose.TOKEN)
     expected = first_arrival(law(logits, settings), keys)
-    assert choice.chosen(logits, list(range(len(MANY))), *columns, keys.tolist()) == expected.tolist()
+    assert choice.chosen(logits, list(range(len(MANY))), keys.tolist(), *columns) == expected.tolist()
     some = [70, 3, 40]
     picked = [column[some] for column in columns]
-    assert choice.chosen(logits, some, *picked, keys[some].tolist()) == expected[some].tolist()
+    assert choice.chosen(logits, some, keys[some].tolist(), *picked) == expected[some].tolist()
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
@@ -111,6 +111,6 @@ def test_broken_rows_have_no_token(broken: float) -> None:
     logits[1, 7] = broken
     logits[2] = -torch.inf
     one, none = torch.ones(3), torch.zeros(3)
-    found = choice.chosen(logits, [0, 1, 2], one, none, one, none, [1, 2, 3])
+    found = choice.chosen(logits, [0, 1, 2], [1, 2, 3], one, none, one, none)
     assert found[0] >= 0
     assert found[1:] == [-1, -1]

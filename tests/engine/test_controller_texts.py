@@ -112,3 +112,26 @@ def test_a_pause_while_nothing_is_found_is_not_held_against_plain_steps() -> Non
         (limit,) = own.limits([0])
         own.observe([0], [0], [1], 1.0, beside=0.0 if limit == 0 else 3.0)
     assert own.times[1].beside == [0.0, 0.0]
+
+
+def test_plain_steps_that_seemed_slow_are_taken_again_with_several_texts() -> None:
+    """Another program made everything slow, and was gone while drafts were chosen: without another look plain steps
+    would seem slow for ever."""
+    own, texts = Controller(gains=GAINS), list(range(8))
+
+    def write_on(steps: int, pace: float) -> int:
+        drafted = 0
+        for _ in range(steps):
+            sizes = [2 if limit is None else min(2, limit) for limit in own.limits(texts)]
+            drafted += any(sizes)
+            own.observe(texts, sizes, [1 + (size > 0) for size in sizes], (2.2 if any(sizes) else 1.0) * pace)
+        return drafted
+
+    assert write_on(200, 1.0) < 20, "one more token for more than twice the time"
+    own.times[8].chosen = 1
+    for size, seconds in ((0, 3.0), (1, 2.2)):
+        for _ in range(9):
+            own.times[8].add(size, seconds)
+    assert write_on(100, 1.0) < 50
+    assert own.times[8].chosen == 0
+    assert write_on(200, 1.0) < 20

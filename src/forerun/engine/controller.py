@@ -50,17 +50,15 @@ SETTLED = 14.0
 """What a text's luck must count before its drafts say what a size gains: at first it is a guess."""
 LEAST, WORTH = 0.05, 1.03
 """Below the first nothing is divided by a gain; and drafts must promise that many times what plain steps write."""
-CLEARLY = 0.2
-"""How much better another size must be, over the root of the drafts that were seen of it."""
-TRIED = 0.009
-"""Of all time, what may be lost by trying."""
+CLEARLY, TRIED = 0.2, 0.009
+"""How much better another size must be, over the root of drafts seen of it; and of all time, what trying may lose."""
 GRANTED, GRANTED_LATER = 5.0, 1.0
 """Plain steps that may be lost besides: in the beginning, and where a number of texts is new. Both over the root of
 that number: with many texts a step is more of all there is to write."""
 SAVED = 5.0
 """Plain steps that may be saved up for trying."""
-OFTEN, SELDOM = 16, 512
-"""Passes between two tries of a size that may be best, and of any."""
+OFTEN, LONG, SELDOM = 16, 32, 512
+"""Passes between two tries of a size that may be best, of plain steps with several texts on a CPU, and of any."""
 STANDS = 4
 """Passes for which a choice stands on an accelerator, where the texts are the same and nothing is tried: it would have
 to wait while the host chooses."""
@@ -311,6 +309,8 @@ class Controller:
         best = self._rate(times, standings, times.chosen)
         if best is None:
             return None  # it is what is tried
+        if not self.rounded and len(standings) > 1 and times.chosen != PLAIN and times.since[PLAIN] >= LONG:
+            return PLAIN  # other programs come and go, of which drafts for some of the texts do not tell
         sizes = self._sizes()
         unknown = [size for size in sizes if times.of(size) is None]
         waiting = unknown[:1] or [size for size in sizes if size != times.chosen and times.since[size] >= OFTEN]

@@ -17,6 +17,8 @@ KEPT = 9
 """Steps that a time is the median of."""
 FEW = 3
 """Steps up to which the lower of two in the middle is their median."""
+LONG_AGO = 16
+"""Passes without a plain step after which the next one is believed if it was faster."""
 FIRST_TRIES = 2
 """Steps of a size before it is judged: the slower one of two was cold."""
 DOUBT, SHAPE_DOUBT, OWN_DOUBT = 4.0, 200.0, 8.0
@@ -71,6 +73,9 @@ class Times:
             self._pace[size] = 1.0
         if self.tries[size] == FIRST_TRIES:
             own.remove(max(own))
+        elif size == PLAIN and self.since[size] >= LONG_AGO and self.tries[size] > FIRST_TRIES:
+            own.clear()
+            own.append(before)
         own.append(seconds)
         self.tries[size] += 1
         if self.tries[size] >= FIRST_TRIES:

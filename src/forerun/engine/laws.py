@@ -70,11 +70,11 @@ class StepLaws:
         """The first to arrive under the laws of such nodes, in races of these keys, without a law being made; None
         where logits are broken, about which `at` has more to say."""
         size, settings = self.shape[1], self.settings
-        columns = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        columns = [settings.temperature, settings.top_k, settings.top_p, settings.min_p]
         if len(self.sequences) > 1:
             owners = torch.tensor([b for b, _ in nodes])
-            columns = tuple(column[owners] for column in columns)
-        found = native.chosen(self.logits, [self._row[b * size + node] for b, node in nodes], *columns, keys)
+            columns = [column[owners] for column in columns]
+        found = native.chosen(self.logits, [self._row[b * size + node] for b, node in nodes], keys, *columns)
         return None if min(found) < 0 else found
 
     def rows(self, sequences: Tensor, nodes: Tensor) -> Tensor:

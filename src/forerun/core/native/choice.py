@@ -57,11 +57,11 @@ def race(p: Tensor, keys: Tensor) -> Tensor:
 def chosen(
     logits: Tensor,
     rows: list[int],
+    keys: list[int],
     temperature: Tensor,
     top_k: Tensor,
     top_p: Tensor,
     min_p: Tensor,
-    keys: list[int],
 ) -> list[int]:
     """What `race` gives under what `laws` gives of some rows of logits [R, V], float32 or bfloat16; settings are one
     for each of them. -1 where a row is broken."""

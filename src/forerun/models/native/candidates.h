@@ -1,5 +1,4 @@
-/* What may follow the rows of a head: the best of a vocabulary, with the logarithms of their shares.
- */
+/* What may follow the rows of a head: the best of a vocabulary, with the logarithms of their shares. */
 #pragma once
 #include <float.h>
 #include <math.h>
