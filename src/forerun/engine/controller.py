@@ -8,9 +8,9 @@ size with the most tokens per second,
 
 where texts are left out whose own drafts are not worth the time of their rows. `level`, what whole drafts gain, follows
 the text quickly; `shape`, what sizes gain beside each other, slowly. `part` of the texts have any drafts in a step in
-which somebody has: who looks things up often finds nothing. Times are medians of the last few steps:
-another program can make one step a hundred times as long, and the first step of a kind, which captures a graph or
-touches fresh memory, is no evidence at all. A size is left only for one that is clearly better.
+which somebody has: who looks things up often finds nothing. Times are medians of the last few steps: another program
+can make one step a hundred times as long, and a first one, which captures a graph or touches fresh memory, is no
+evidence at all. A size is left only for one that is clearly better.
 
 Nothing is known of what is never tried. Trying costs time, and that is limited: the steps that try another size than
 the best may take no more than a small share of all, beyond what the best would have taken. The smallest size is tried
@@ -52,11 +52,9 @@ LEAST, WORTH = 0.05, 1.03
 """Below the first nothing is divided by a gain; and drafts must promise that many times what plain steps write."""
 CLEARLY, TRIED = 0.2, 0.009
 """How much better another size must be, over the root of drafts seen of it; and of all time, what trying may lose."""
-GRANTED, GRANTED_LATER = 5.0, 1.0
-"""Plain steps that may be lost besides: in the beginning, and where a number of texts is new. Both over the root of
-that number: with many texts a step is more of all there is to write."""
-SAVED = 5.0
-"""Plain steps that may be saved up for trying."""
+GRANTED, GRANTED_LATER, SAVED = 5.0, 1.0, 5.0
+"""Plain steps that may be lost besides: in the beginning, and where a number of texts is new (both over the root of
+that number: of many texts a step is more of all there is to write); and that may be saved up for trying."""
 OFTEN, LONG, SELDOM = 16, 32, 512
 """Passes between two tries of a size that may be best, of plain steps with several texts on a CPU, and of any."""
 STANDS = 4
@@ -113,7 +111,8 @@ class Controller:
         self._stands = 0  # for so many more passes
         self._seen: list[Step] = []  # since it was made
         if before is not None:
-            self.most, self.row, self._tries = before.most, before.row, list(before._tries)
+            self.most, self.row, self.credit = before.most, before.row, min(0.0, before.credit)
+            self._tries = list(before._tries)
             self.level = before.level.faded(2 * DOUBT)
             self.shape = [each.faded(max(known, 2 * SHAPE_DOUBT)) for each in before.shape]
             self.once, self.length = before.once.faded(DOUBT), before.length.faded(DOUBT)
@@ -315,12 +314,13 @@ class Controller:
         unknown = [size for size in sizes if times.of(size) is None]
         waiting = unknown[:1] or [size for size in sizes if size != times.chosen and times.since[size] >= OFTEN]
         hopes = {size: self._hope(times, standings, size) for size in waiting}
-        if not hopes:
-            return None
-        size = max(hopes, key=lambda each: hopes[each])
-        if not unknown and hopes[size] < best and times.since[size] < SELDOM:
+        size = max(hopes, key=lambda each: hopes[each], default=None)
+        if size is None or (not unknown and hopes[size] < best and times.since[size] < SELDOM):
             return None
         loss = self._foreseen(times, len(standings), size) - self._tokens(times, standings, size) / best
+        if size != PLAIN:  # but for what may be saved up, else texts that take long once would never be tried again
+            entering = self.once.value * sum(not each.entered for each in standings)
+            loss += min(entering, 0.8 * SAVED * (times.of(times.chosen) or 0.0))
         if 0 < times.tries[size] < FIRST_TRIES and not times.since[size]:
             return size  # right behind the first, which would be for nothing without it
         # Where drafts pay, what seems to gain is tried at any time: then it rests on more than a guess.
