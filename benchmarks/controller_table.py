@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.kept import RESULTS, load
 
 PARTS = (
-    *("1", "1-untrained", "1-heads", "1-whole", "8-whole", "8-heads", "8-layers"),
+    *("1", "1-untrained", "1-heads", "1-whole", "8-heads", "8-whole"),
     *("32-whole", "32-heads", "64-whole"),
 )
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)

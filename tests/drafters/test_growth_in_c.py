@@ -121,6 +121,14 @@ def test_a_tree_may_ask_for_more_nodes_than_can_grow() -> None:
     assert all(len(paths) <= 7 for paths in trees)
 
 
+def test_trees_stay_wide_at_low_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the draft thinks impossible by then the target may still take."""
+    monkeypatch.setattr(growth_in_c, "least_chance", lambda head: 0.0)
+    for temperature in (0.1, 1e-9):
+        trees = live(head_of("eagle3", target_of(torch.bfloat16)), replace(SEEDED, temperature=temperature))
+        assert sum(map(len, trees)) > 9 * len(trees)
+
+
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_a_column_that_is_no_number_is_not_drafted(params: SamplingParams) -> None:
     head = head_of("eagle3", target_of(torch.bfloat16))

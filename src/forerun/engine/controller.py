@@ -40,14 +40,14 @@ from forerun.engine.experience import (
     Standing,
     Step,
     Times,
+    bucket_of,
 )
 
 GUESSED = (0.0, 0.4, 0.65, 0.85, 1.0)
 """What a size gains beside the whole, as long as nothing else is known."""
-LEVEL, MEASURED = 0.8, 12.0
-"""Tokens that whole drafts are guessed to gain; and drafts that what a drafter was measured to gain counts as."""
-SETTLED = 14.0
-"""What a text's luck must count before its drafts say what a size gains: at first it is a guess."""
+LEVEL, MEASURED, SETTLED = 0.8, 12.0, 14.0
+"""Tokens that whole drafts are guessed to gain; drafts that what a drafter was measured to gain counts as; and what a
+text's luck must count before its drafts say what a size gains: at first it is a guess."""
 LEAST, WORTH = 0.05, 1.03
 """Below the first nothing is divided by a gain; and drafts must promise that many times what plain steps write."""
 CLEARLY, TRIED = 0.2, 0.009
@@ -58,15 +58,13 @@ that number: of many texts a step is more of all there is to write); and that ma
 OFTEN, LONG, SELDOM = 16, 32, 512
 """Passes between two tries of a size that may be best, of plain steps with several texts on a CPU, and of any."""
 STANDS = 4
-"""Passes for which a choice stands on an accelerator, where the texts are the same and nothing is tried: it would have
-to wait while the host chooses."""
+"""Passes for which a choice stands on an accelerator, where nothing is new or tried: it would wait for the host."""
 POOR, RETURN = 0.8, 32
 """How much less than the time of its rows a text's drafts give before it is left out, and for how many choices."""
-UNKNOWN = 1.4
-"""What the first step with drafts is guessed to take, in plain steps, and no less than reading lets expect."""
-MANY_ROWS, FORGOTTEN = 64, 128
-"""Rows of a step that reads, before it says what a row takes; and plain steps in which it is forgotten what steps with
-drafts took beside themselves."""
+UNKNOWN, MANY_ROWS, FORGOTTEN = 1.4, 64, 128
+"""What the first step with drafts is guessed to take, in plain steps, and no less than reading lets expect; rows of a
+step that reads, before it says what a row takes; and plain steps in which it is forgotten what steps with drafts took
+beside themselves."""
 LENGTH, LATEST, MOST_ONCE = 64.0, 16.0, 64.0
 """Tokens that a text is guessed to have, texts that means of texts are of, and steps that one may take once."""
 MOST_BESIDE, BEYOND = 8.0, 1.5
@@ -111,7 +109,7 @@ class Controller:
         self._stands = 0  # for so many more passes
         self._seen: list[Step] = []  # since it was made
         if before is not None:
-            self.most, self.row, self.credit = before.most, before.row, min(0.0, before.credit)
+            self.most, self.row, self.credit = before.most, before.row, before.credit
             self._tries = list(before._tries)
             self.level = before.level.faded(2 * DOUBT)
             self.shape = [each.faded(max(known, 2 * SHAPE_DOUBT)) for each in before.shape]
@@ -224,13 +222,15 @@ class Controller:
         if times.chosen == PLAIN:
             times.beside[True] *= (1 - 1 / FORGOTTEN) ** step.passes  # else what it once took would never be seen again
         self.credit += TRIED * min(step.seconds, 4 * step.passes * best)
+        looked = self._size == PLAIN and self._checks(times, len(step.texts))
+        least = min(-0.5 * best, self.credit) if looked else -2 * SAVED * best
         if self.trying and (size == self._size or times.chosen == PLAIN):  # else there was nothing to draft anyhow
             usual = self._tokens(times, [self.texts.get(text, Standing()) for text in step.texts], times.chosen)
             likely = BEYOND * step.passes * self._foreseen(times, len(step.texts), size)
             extra = max(0.0, step.beside - step.passes * times.beside[times.chosen != PLAIN])
             taken = min(step.seconds, likely) + min(extra, MOST_BESIDE * best)
             self.credit -= max(0.0 if size == self._size else -math.inf, taken - sum(step.tokens) / usual * best)
-        self.credit = min(self.credit, SAVED * best)
+        self.credit = max(least, min(self.credit, SAVED * best))
 
     def _learn(self, times: Times, size: int, step: Step) -> None:
         """The size that is chosen tells what drafts gain now; others, beside it, what they gain of that."""
@@ -250,11 +250,8 @@ class Controller:
     # --- choosing ----------------------------------------------------------------------------------------------
 
     def _times(self, texts: int) -> Times:
-        """Together with those up to the next power of two, or to three quarters of it where every row takes its time:
-        there seven texts take half as long again as five. What pays for more texts pays for fewer."""
-        bucket = 1 << (texts - 1).bit_length()
-        if not self.rounded and 2 < texts <= 3 * bucket // 4:
-            bucket = 3 * bucket // 4
+        """What pays for more texts pays for fewer."""
+        bucket = bucket_of(texts, rounded=self.rounded)
         if bucket not in self.times:
             above = min((each for each in self.times if each > bucket), default=None)
             self.times[bucket] = Times() if above is None else self.times[above].faded([PLAIN])
@@ -293,10 +290,8 @@ class Controller:
         times.chosen = min(times.chosen, sizes[-1])  # for more there may be no room any more
         rates = {size: self._rate(times, standings, size) for size in sizes}
         known = {size: rate * (WORTH if size == PLAIN else 1) for size, rate in rates.items() if rate is not None}
-        if times.chosen not in known:
-            return times.chosen  # until it is known
-        best = max(known, key=lambda size: known[size])
-        if best != times.chosen:
+        best = max(known, key=lambda size: known[size], default=times.chosen)
+        if best != times.chosen and times.chosen in known:  # else until it is known
             seen = min(self.shape[size].count for size in (best, times.chosen) if size != PLAIN)
             if known[best] > (1 + CLEARLY / math.sqrt(seen)) * known[times.chosen]:
                 times.chosen = best
@@ -308,8 +303,8 @@ class Controller:
         best = self._rate(times, standings, times.chosen)
         if best is None:
             return None  # it is what is tried
-        if not self.rounded and len(standings) > 1 and times.chosen != PLAIN and times.since[PLAIN] >= LONG:
-            return PLAIN  # other programs come and go, of which drafts for some of the texts do not tell
+        if self._checks(times, len(standings)) and times.since[PLAIN] >= LONG and not self.trying:
+            return PLAIN
         sizes = self._sizes()
         unknown = [size for size in sizes if times.of(size) is None]
         waiting = unknown[:1] or [size for size in sizes if size != times.chosen and times.since[size] >= OFTEN]
@@ -318,14 +313,18 @@ class Controller:
         if size is None or (not unknown and hopes[size] < best and times.since[size] < SELDOM):
             return None
         loss = self._foreseen(times, len(standings), size) - self._tokens(times, standings, size) / best
-        if size != PLAIN:  # but for what may be saved up, else texts that take long once would never be tried again
+        if times.chosen == PLAIN and times.tries[size]:  # no more than can be saved up, else it would never be tried
             entering = self.once.value * sum(not each.entered for each in standings)
-            loss += min(entering, 0.8 * SAVED * (times.of(times.chosen) or 0.0))
+            loss = max(loss, min(loss + entering, 0.8 * SAVED * (times.of(PLAIN) or 0.0)))
         if 0 < times.tries[size] < FIRST_TRIES and not times.since[size]:
             return size  # right behind the first, which would be for nothing without it
         # Where drafts pay, what seems to gain is tried at any time: then it rests on more than a guess.
         most = self.credit if times.chosen == PLAIN else max(0.0, self.credit)
         return size if loss <= most else None
+
+    def _checks(self, times: Times, texts: int) -> bool:
+        """Whether plain steps are looked at now and then, for little debt: drafts for some tell little of them."""
+        return not self.rounded and texts > 1 and times.chosen != PLAIN
 
     def _gains(self, times: Times, standings: Many[Standing], size: int) -> list[float]:
         """Tokens beyond the first of each text that is worth drafting for."""

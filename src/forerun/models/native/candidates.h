@@ -9,7 +9,7 @@
 typedef void (*Noise)(uint64_t key, const int64_t *ids, int64_t count, float *noise);
 
 #define MOST_WIDTH 64
-#define FAR_BEHIND 12.0f /* tokens that are e^12 times less likely than the likeliest do not race */
+#define FAR_BEHIND 12.0f /* tokens that are e^12 times less likely than the likeliest, at temperature 1 or more, do not race */
 
 typedef struct {
     int64_t width;             /* so many are wanted */
@@ -75,12 +75,12 @@ static float first_arrivals(const Choice *c, const bf16 *logits, const float *pe
     int32_t *list = (int32_t *)(names + size);
     float *values = (float *)list + size, *noise = values + size;
     float heat = 1 / c->temperature < FLT_MAX ? (float)(1 / c->temperature) : FLT_MAX;
-    float least = top - FAR_BEHIND * (float)c->temperature;
+    float least = top - FAR_BEHIND * (c->temperature > 1 ? (float)c->temperature : 1.0f);
     __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     for (int64_t i = 0; i < size; i += 16) {
-        if (!(peaks[i / 32] > least)) continue;
+        if (!(peaks[i / 32] >= least)) continue;
         __m512 v = wide(logits + i);
-        __mmask16 may = _mm512_cmp_ps_mask(v, _mm512_set1_ps(least), _CMP_GT_OQ);
+        __mmask16 may = _mm512_cmp_ps_mask(v, _mm512_set1_ps(least), _CMP_GE_OQ);
         _mm512_mask_compressstoreu_ps(values + listed, may, v);
         _mm512_mask_compressstoreu_epi32(list + listed, may, _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)i)));
         listed += __builtin_popcount(may);
