@@ -35,8 +35,8 @@ def least_chance(head: FeatureHead) -> float:
 
 
 class GrowthInC:
-    """Of one head. Its trees are those of `host_growth`, but that they end where going on would not pay, and that what is
-    far behind the likeliest does not race."""
+    """Of one head. Its trees are those of `host_growth`, but that they end where going on would not pay, and that
+    tokens far behind do not race."""
 
     def __init__(self, head: FeatureHead) -> None:
         self.head = head
