@@ -13,7 +13,10 @@ PARTS = (
 )
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
-CPU_PARTS = ("1-others", "1-again", "1-heads", "8-now", "32-whole", "32-others", "32-again")
+CPU_PARTS = (
+    *("1-others", "1-again", "1-heads", "32-whole", "32-others", "32-again"),
+    *("8-eagle3", "8-suffix", "8-lookahead", "8-parallel", "8-mtp", "8-again"),
+)
 CPU = tuple(f"controller-cpu-{part}" for part in CPU_PARTS)
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
 
