@@ -9,7 +9,7 @@
 typedef void (*Noise)(uint64_t key, const int64_t *ids, int64_t count, float *noise);
 
 #define MOST_WIDTH 64
-#define FAR_BEHIND 12.0f /* tokens that are e^12 times less likely than the likeliest, at temperature 1 or more, do not race */
+#define FAR_BEHIND 12.0f /* tokens e^12 times less likely than the likeliest, at temperature 1 or more, do not race */
 
 typedef struct {
     int64_t width;             /* so many are wanted */
