@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from forerun.core import noise
-from forerun.core.noise import Purpose, StepNoise, exponential, gumbel, mix, row_key, uniform
+from forerun.core.noise import Purpose, StepNoise, exponential, gumbel, key_at, mix, row_key, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -98,6 +98,8 @@ def test_bits_equal_integer_arithmetic() -> None:
     positions, indices = rng.integers(0, 1 << 40, 300), rng.integers(0, 1 << 40, 300)
     for purpose in Purpose:
         key = row_key(torch.from_numpy(seeds), torch.from_numpy(positions), purpose)
+        each = zip(seeds.tolist(), positions.tolist(), strict=True)
+        assert key.tolist() == [key_at(seed, position, purpose) for seed, position in each]
         got = uniform(key, torch.from_numpy(indices)).tolist()
         columns = zip(seeds.tolist(), positions.tolist(), indices.tolist(), strict=True)
         assert got == [int_bits(s, p, int(purpose), i) * 2.0**-52 for s, p, i in columns]

@@ -44,6 +44,8 @@ def test_silent_nodes_are_padding_but_for_the_pass(forest: list[tuple[Tree, Tree
     assert [(tokens, parents) for _, tokens, parents in tree.lists()] == [heard for heard, _ in forest]
     assert [(tokens, parents) for _, tokens, parents in tree.rows()] == [whole for _, whole in forest]
     assert [nodes for nodes, _, _ in tree.rows()] == [list(range(len(whole[0]))) for _, whole in forest]
+    assert tree.any_drafts == bare.any_drafts == any(len(heard[0]) > 1 for heard, _ in forest)
+    assert bare.any_drafts == (bare.max_depth > 0)
     assert (tree.silent, bare.silent, bare.rows()) == (silent, [0] * len(forest), bare.lists())
     assert tree.size == max(len(whole[0]) for _, whole in forest)
     assert (tree.max_depth, tree.max_draws, tree.width) == (bare.max_depth, bare.max_draws, bare.width)

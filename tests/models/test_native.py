@@ -18,7 +18,7 @@ from forerun.drafters.find import Setup, make_drafter
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.batch import Batch, Segment
-from forerun.models.native import amx
+from forerun.models.native import amx, reading
 from forerun.models.transformer import Transformer
 from tests.engine.tiny import drain
 from tests.models.rows import (
@@ -231,7 +231,7 @@ def test_many_random_trees() -> None:
 # --- the tests above can fail --------------------------------------------------------------------------------
 
 Paths = tuple[Tensor, Tensor, Tensor]
-right_path = amx._path
+right_path = reading._path
 
 
 def with_a_sibling(segment: Segment) -> Paths:
@@ -271,14 +271,14 @@ def test_a_planted_fault_is_seen(fault: Callable[[Segment], Paths], monkeypatch:
     name = "sixteen share, touchy"
     made, expected = cases(name, 3)
     assert not differ(together(model(name), made, torch.arange(SLOTS)), expected)
-    monkeypatch.setattr(amx, "_path", fault)
+    monkeypatch.setattr(reading, "_path", fault)
     assert differ(together(model(name), made, torch.arange(SLOTS)), expected)
 
 
 def test_a_key_too_few_in_a_prompt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "two share, tied"
     made, expected = cases(name, 3)
-    monkeypatch.setattr(amx, "_path", one_key_short)
+    monkeypatch.setattr(reading, "_path", one_key_short)
     case = max(made, key=lambda case: case.text.shape[0])
     text = case.text
     found = read(model(name), garbage(model(name)), [chain(text, text[:0], torch.arange(text.shape[0]))])

@@ -313,6 +313,13 @@ class DraftTree:
         return self.tokens.shape[1]
 
     @property
+    def any_drafts(self) -> bool:
+        """Whether anything stands behind a root that can be accepted."""
+        if self.planted is not None:
+            return any(len(tokens) > 1 for tokens, _ in self.planted.drafted())
+        return self.size > 1 and self.max_depth > 0
+
+    @property
     def width(self) -> int:
         """The largest number of draws at one node."""
         return self.children.shape[2]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.core.native import choice
-from forerun.core.noise import Purpose, row_key
+from forerun.core.noise import Purpose, key_at
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget
@@ -41,15 +41,13 @@ class GrowthInC:
     def __init__(self, head: FeatureHead) -> None:
         self.head = head
         self.least = least_chance(head) if head.amx is not None else 0.0
+        self.usable = head.amx is not None and head.entry() is not None and choice.library() is not None
         self.known: dict[tuple[int, int], TreeInC] = {}
 
     def takes(self, spec: TreeSpec, unread: int) -> bool:
         """Whether it grows such a tree behind a text of which so many rows are unread."""
-        head = self.head
-        if unread > LONGEST:
-            return False
-        fits = spec.dynamic and spec.width <= min(WIDEST, head.vocab_size) and choice.library() is not None
-        return fits and head.amx is not None and head.entry() is not None
+        fits = spec.dynamic and spec.width <= min(WIDEST, self.head.vocab_size)
+        return self.usable and fits and unread <= LONGEST
 
     def grow(
         self,
@@ -66,8 +64,8 @@ class GrowthInC:
         depth = dynamic_depth(spec, budget)
         race = None
         if sequence.coupled and not sequence.params.greedy:
-            at = sequence.position + 1 + torch.arange(depth)
-            keys = row_key(torch.tensor(sequence.seed), at, Purpose.TOKEN).tolist()
+            first = sequence.position + 1
+            keys = [key_at(sequence.seed, at, Purpose.TOKEN) for at in range(first, first + depth)]
             race = Race(keys, sequence.params.temperature)
         text = Text(sequence.tokens[-states.shape[0] :], states, slots, len(sequence.tokens) - 1)
         size = 1 + max(0, min(spec.size, budget.nodes))

@@ -23,7 +23,7 @@ from forerun.drafters.drafter import Budget, Observation
 from forerun.drafters.growth_in_c import GrowthInC
 from forerun.drafters.host_growth import fits, grow_on_host, plain_laws
 from forerun.drafters.level_run import Rows
-from forerun.drafters.listed_rows import ListedRows, ReadNodes
+from forerun.drafters.listed_rows import ReadNodes
 from forerun.drafters.run_ahead import Run, Text
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.drafters.waiting_states import Fused, Piece, Waiting, joined, pieces_of
@@ -31,6 +31,7 @@ from forerun.kernels.kernel import power_of_two
 from forerun.models.batch import Batch, Drafted, Segment, TextRows
 from forerun.models.cache import KVCache
 from forerun.models.heads.feature_head import FeatureHead
+from forerun.models.native.reading import ListedRows
 from forerun.models.target import Output
 
 MOST_WAITING, MOST_WAITING_TOGETHER = 2048, 32768
@@ -377,7 +378,8 @@ class HeadRun(Run):
         self._states = [states]
         flat = torch.tensor([token for own in tokens for token in own])
         x, beside = self._head.enter(flat, states[torch.tensor(brought)])
-        output = self._head.amx.run(x, beside, at.reading(), self._cache.storage, (1,), summed=False)
+        reading = at.reading(torch.arange(flat.shape[0]))
+        output = self._head.amx.run(x, beside, reading, self._cache.storage, (1,), summed=False)
         self._states.append(self._head.next_states(output.features[1]))
         self.sound = True
         return output.logits

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerun.core.native import choice
-from forerun.core.noise import Purpose, row_key
+from forerun.core.noise import Purpose, key_at
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
@@ -173,8 +173,6 @@ def _asked(growing: list[_Growing]) -> tuple[list[list[int]], list[list[int]]]:
 
 def _keys(sequences: Many[Sequence], members: list[int], depth: int) -> list[int]:
     """Of the noise at the position behind each row."""
-    who = sorted(set(members))
-    seeds = torch.tensor([sequences[b].seed for b in who])
-    at = torch.tensor([sequences[b].position + 1 + depth for b in who])
-    keys = dict(zip(who, row_key(seeds, at, Purpose.TOKEN).tolist(), strict=True))
+    at = {b: sequences[b].position + 1 + depth for b in members}
+    keys = {b: key_at(sequences[b].seed, position, Purpose.TOKEN) for b, position in at.items()}
     return [keys[b] for b in members]

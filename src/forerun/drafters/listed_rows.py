@@ -1,42 +1,11 @@
-"""Rows of trees in plain numbers, as the pass in C takes them."""
+"""Nodes of trees in plain numbers, as the pass in C takes them."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from forerun.models.native import amx
-
-
-class ListedRows:
-    """Rows of a pass in C, as they are listed."""
-
-    def __init__(self) -> None:
-        self.positions: list[int] = []
-        self.prefix: list[int] = []
-        self.tail: list[int] = []
-        self.tail_start = [0]
-        self.first_row, self.first_key = [0], [0]
-        self.slots: list[NDArray[np.int64]] = []
-        self.keys: list[NDArray[np.int64]] = []
-
-    def reading(self) -> amx.Reading:
-        rows = len(self.positions)
-        most = max(end - start for start, end in pairwise(self.first_key))
-        seen = amx.Seen(
-            torch.tensor(self.first_row),
-            torch.tensor(self.first_key),
-            torch.from_numpy(np.concatenate(self.keys)),
-            torch.tensor(self.prefix, dtype=torch.int32),
-            torch.tensor(self.tail_start, dtype=torch.int32),
-            torch.tensor(self.tail, dtype=torch.int32),
-            most,
-        )
-        slots = torch.from_numpy(np.concatenate(self.slots))
-        return amx.Reading(torch.tensor(self.positions), slots, torch.arange(rows), seen)
+from forerun.models.native.reading import ListedRows
 
 
 class ReadNodes:

@@ -43,7 +43,7 @@ def judge(tree: DraftTree, output: Output, jobs: list[Job], packed: Packed, laws
     device = output.logits.device
     seeds = to_device([[job.sequence.seed, job.sequence.position + 1] for job in jobs], device)
     noise = StepNoise(seeds[:, 0], seeds[:, 1])
-    any_drafts = tree.size > 1 and tree.max_depth > 0  # the size is known before there are tensors
+    any_drafts = tree.any_drafts
     drawing = Drawing.FIXED if tree.planted is not None else tree.drawing
     groups: dict[str, list[int]] = {}
     rules: dict[str, VerificationRule] = {}
@@ -128,13 +128,13 @@ def _follow_everywhere(packed: Packed, chosen: Tensor, output: Output) -> list[D
 
 def _follow_choice(choose: Choose, packed: Packed, laws: StepLaws, noise: StepNoise) -> list[Decision]:
     depth = -1
-    keys = noise.token_keys(max(map(len, packed.nodes))).tolist() if choose is gumbel.choose and laws.can_race else None
+    races = choose is gumbel.choose and laws.can_race
 
     def tokens(chosen: list[int], places: list[int]) -> list[int]:
         nonlocal depth
         depth += 1
         nodes = [(b, packed.nodes[b][places[b]]) for b in chosen]
-        winners = None if keys is None else laws.winners(nodes, [keys[b][depth] for b in chosen])
+        winners = laws.winners(nodes, depth) if races else None
         if winners is not None:
             return winners
         sequences = torch.tensor(chosen)

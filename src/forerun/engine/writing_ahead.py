@@ -32,7 +32,7 @@ from forerun.verify.rule import all_rules
 
 def run_length(turns: Many[Turn], target: TargetModel, drafter: Drafter, cache: KVCache, most: int) -> int:
     """How many tokens to write before looking; 1 where every token has to be looked at."""
-    if most < 2 or not isinstance(target, WritesAhead) or not target.writes_ahead:
+    if most < 2 or not getattr(target, "writes_ahead", False):  # a protocol would be looked up name by name
         return 1
     if any(turn.budget is None or turn.chain for turn in turns):
         return 1

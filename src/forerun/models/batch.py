@@ -132,10 +132,15 @@ class TextRows:
                 bits.append((before if parent < 0 else bits[chain + parent]) | 1 << (chain + node))
         return bits
 
-    def segment(self, drafted: Drafted | None, source: int | None) -> Segment:
+    def slots(self) -> NDArray[np.int64]:
+        """Of the context and of the rows behind it."""
         blocks = np.array(self.blocks, np.int64)
-        slots = torch.from_numpy((blocks[:, None] * self.block_size + np.arange(self.block_size)).reshape(-1))
-        context, own = slots[: self.before], slots[self.before : self.before + self.rows]
+        slots = (blocks[:, None] * self.block_size + np.arange(self.block_size)).reshape(-1)
+        return slots[: self.before + self.rows]
+
+    def segment(self, drafted: Drafted | None, source: int | None) -> Segment:
+        slots = torch.from_numpy(self.slots())
+        context, own = slots[: self.before], slots[self.before :]
         ancestors: Tensor | None = None
         if drafted is not None and source is not None:
             assert drafted.positions is not None
@@ -177,7 +182,14 @@ class Batch:
     def pack(cls, segments: Sequence[Segment], drafted: Drafted | None = None, features: Tensor | None = None) -> Batch:
         return cls(given=tuple(segments), drafted=drafted, features=features)
 
+    @property
+    def plain(self) -> bool:
+        """Whether all that is known of its rows are plain numbers."""
+        return bool(self.texts) and self.drafted is None
+
     def on(self, device: torch.device) -> Batch:
+        if self.plain and device.type == "cpu":
+            return self
         if all(segment.is_on(device) for segment in self.segments):
             return self
         features = None if self.features is None else self.features.to(device)
@@ -207,6 +219,8 @@ class Batch:
     @cached_property
     def tokens(self) -> Tensor:
         """[R]"""
+        if self.plain:
+            return torch.tensor([token for text in self.texts for token in text.tokens])
         return torch.cat([segment.tokens for segment in self.segments])
 
     @cached_property
@@ -222,13 +236,12 @@ class Batch:
     @cached_property
     def wanted(self) -> Tensor | None:
         """[W] rows whose logits are wanted, in order; None for all."""
-        if all(segment.logits == segment.rows for segment in self.segments):
+        if all(each.logits == each.rows for each in self.brought):
             return None
-        ends = accumulate(segment.rows for segment in self.segments)
-        wanted = [
-            row for end, segment in zip(ends, self.segments, strict=True) for row in range(end - segment.logits, end)
-        ]
-        return torch.tensor(wanted, dtype=torch.int64, device=self.segments[0].slots.device)
+        ends = accumulate(self.counts)
+        wanted = [row for end, each in zip(ends, self.brought, strict=True) for row in range(end - each.logits, end)]
+        device = None if self.plain else self.segments[0].slots.device
+        return torch.tensor(wanted, dtype=torch.int64, device=device)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

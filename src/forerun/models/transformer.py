@@ -18,6 +18,7 @@ from forerun.models.batch import Batch, TextEnds
 from forerun.models.config import Layer, ModelConfig, Rope
 from forerun.models.moe import MixtureOfExperts
 from forerun.models.native import amx
+from forerun.models.native.reading import Reading
 from forerun.models.norm import RMSNorm
 from forerun.models.product import Product, drop
 from forerun.models.rope import angles, rotate
@@ -187,6 +188,7 @@ class Transformer(nn.Module):
         self.extra: Tensor | None
         self.register_buffer("extra", None, persistent=False)
         self.prepared = False
+        self._place: tuple[torch.device, torch.dtype] | None = None
 
     def tie(self) -> None:
         """Make the embedding the output head too; to be done again when it was replaced by another tensor."""
@@ -194,6 +196,7 @@ class Transformer(nn.Module):
 
     def prepare(self) -> None:
         """Once, when the weights are there and where they stay."""
+        self._place = self.device, self.dtype
         if self.device.type == "cpu" and self.dtype == torch.bfloat16 and amx.supports(self.config):
             self.amx = self._packed()
             self.prepared = True
@@ -225,13 +228,15 @@ class Transformer(nn.Module):
             drop(self.lm_head)
         return packed
 
+    # Asked for several times a step, and a way of many modules to go.
+
     @property
     def device(self) -> torch.device:
-        return self._any_norm.weight.device
+        return self._any_norm.weight.device if self._place is None else self._place[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._any_norm.weight.dtype
+        return self._any_norm.weight.dtype if self._place is None else self._place[1]
 
     @property
     def _any_norm(self) -> RMSNorm:
@@ -257,7 +262,8 @@ class Transformer(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """[R] → [R, H]"""
         extra, end = self.extra, self.vocab_size
-        x: Tensor = self.model.embed_tokens(tokens if extra is None else tokens.clamp_max(end - 1))
+        known = tokens if extra is None else tokens.clamp_max(end - 1)
+        x = functional.embedding(known, self.model.embed_tokens.weight)
         if extra is not None:
             own = functional.embedding((tokens - end).clamp(0, extra.shape[0] - 1), extra)
             x = torch.where((tokens >= end)[..., None], own, x)
@@ -311,7 +317,7 @@ class Transformer(nn.Module):
         batch = batch.on(self.device)
         x, beside = self.enter(batch.tokens, batch.features)
         if self.amx is not None:
-            return self.amx.forward(x, beside, batch, storage, layers, only)
+            return self.amx.run(x, beside, Reading.of(batch), storage, layers, only)
         features: dict[int, Tensor] = {}
         shared = self._shared(batch, storage)
         for index, layer in enumerate(self.model.layers):

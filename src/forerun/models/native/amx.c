@@ -143,7 +143,22 @@ static void pass_rows(const Model *m, const Pass *p, Stream *s) {
     product(&last, m->head, m->vocabulary / 32, s, 0);
 }
 
+/* What all threads found likeliest becomes the first row of `likeliest`; -1 where no logit is largest. They share the
+ * tokens in order, so the first of equals is the earlier thread's. */
+static void settle(const Pass *p) {
+    for (int64_t w = 0; w < p->wanted; w++) {
+        float best = p->highest[w];
+        for (int64_t i = p->wanted + w; i < p->threads * p->wanted; i += p->wanted) {
+            if (!(p->highest[i] > best) && p->highest[i] == p->highest[i]) continue; /* NaN stays */
+            best = best == best ? p->highest[i] : best;
+            p->likeliest[w] = p->likeliest[i];
+        }
+        if (!(best > -INFINITY && best < INFINITY)) p->likeliest[w] = -1;
+    }
+}
+
 void forerun_pass(const Model *m, const Pass *p) {
+    for (int64_t i = 0; i < p->threads * p->wanted; i++) p->highest[i] = -INFINITY;
 #pragma omp parallel num_threads((int)p->threads)
     {
         Stream stream = {.m = m, .p = p, .thread = omp_get_thread_num(), .threads = omp_get_num_threads()};
@@ -151,6 +166,7 @@ void forerun_pass(const Model *m, const Pass *p) {
         pass_rows(m, p, &stream);
         _tile_release();
     }
+    settle(p);
 }
 
 /* Rows that come in parts, [rows, inputs] each, times a matrix in bfloat16 that reads them side by side; added to what

@@ -12,15 +12,14 @@ import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from forerun.core.native import build
-from forerun.models.batch import Batch, Segment
 from forerun.models.config import ModelConfig, Rope
+from forerun.models.native.reading import Reading
 from forerun.models.native.shelf import BYTE_TILE, Shelf
 from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
@@ -33,6 +32,9 @@ LANES = 16
 WIDEST_HEAD = 256
 TILE_ROWS = 32
 """Scratch is rounded up to so many rows, since tiles are read whole."""
+LINE = 64
+FIRST_TURNS = 1024
+"""Angles are made for so many positions at first, and for twice as many as needed when these are too few."""
 
 
 def structure(name: str, fields: str) -> type[ctypes.Structure]:
@@ -118,6 +120,7 @@ class AmxPass:
         self.config = config
         self.ropes: list[Rope] = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None))
         self.frequencies = [frequencies(rope, config.head_dim) for rope in self.ropes]
+        self.turns: tuple[Tensor, Tensor] | None = None
         inputs = (config.hidden_size, config.intermediate_size)
         self.in_bytes = in_bytes and all(size % BYTE_TILE == 0 for size in inputs)
         self.shelf = shelf = Shelf(weights_read(config), in_bytes=self.in_bytes)
@@ -155,21 +158,6 @@ class AmxPass:
         """[V, H], copied back."""
         return self.shelf.last(self.config.vocab_size, self.config.hidden_size)
 
-    def forward(
-        self,
-        x: Tensor,
-        beside: Tensor | None,
-        batch: Batch,
-        storage: Storage,
-        layers: Sequence[int],
-        only: Sequence[int] | None,
-    ) -> Output:
-        """x [R, H], the embeddings, becomes the hidden states behind the last layer; `beside` [R, H] is what attention
-        reads beside it, where it does."""
-        wanted = torch.arange(x.shape[0]) if batch.wanted is None else batch.wanted
-        reading = Reading(batch.positions, batch.slots, wanted, Seen.of(batch.segments))
-        return self.run(x, beside, reading, storage, layers, only)
-
     def run(
         self,
         x: Tensor,
@@ -181,47 +169,51 @@ class AmxPass:
         *,
         summed: bool = True,
     ) -> Output:
-        """Without `summed` nobody asks for the likeliest tokens."""
+        """x [R, H], the embeddings, becomes the hidden states behind the last layer; `beside` [R, H] is what attention
+        reads beside it, where it does. Without `summed` nobody asks for the likeliest tokens."""
         assert storage.whole is not None, "the storage was not made by this model"
         config, seen, wanted = self.config, reading.seen, reading.wanted
-        rows = x.shape[0]
-        depth = len(config.layers)
-        logits = x.new_empty(wanted.shape[0], config.vocab_size)
+        rows, count, depth = x.shape[0], wanted.shape[0], len(config.layers)
+        logits = x.new_empty(count, config.vocab_size)
+        peaks = torch.empty(count, config.vocab_size // TILE_ROWS)
         features = {index: torch.empty_like(x) for index in layers}
         places = (ctypes.c_void_p * (depth + 1))(*(_address(features.get(index)) for index in range(depth + 1)))
-        active = (ctypes.c_uint8 * depth)(*(only is None or index in only for index in range(depth)))
+        active = (ctypes.c_uint8 * depth)(*([1] * depth if only is None else (index in only for index in range(depth))))
         cosine, sine = self._angles(reading.positions)
         threads = torch.get_num_threads()
-        score_size = LANES * (2 * seen.most + 96)
+        likeliest = torch.empty(threads, count, dtype=torch.int64)
         height = -(-rows // TILE_ROWS) * TILE_ROWS
-        read = config.hidden_size * (2 if config.reads_beside else 1)
-        heads, width = config.heads * config.head_dim, (config.heads + 2 * config.kv_heads) * config.head_dim
-        scratch = [x.new_empty(height, size) for size in (read, heads, heads, config.intermediate_size)]
-        peaks = torch.empty(wanted.shape[0], config.vocab_size // TILE_ROWS)
-        highest = torch.full((threads, wanted.shape[0]), -torch.inf)
-        likeliest = torch.full((threads, wanted.shape[0]), -1)
-        qkv = torch.empty(height, width)
-        scores = torch.empty(threads, score_size)
-        row_scales = torch.empty(height)
-        packed = x.new_empty(seen.keys.shape[0], config.kv_heads * config.head_dim) if rows > 1 else None
+        heads, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        score_size = LANES * (2 * seen.most + 96)
+        scratch = Scratch()
+        highest = scratch.room(4 * threads * count)
+        normed = scratch.room(2 * height * config.hidden_size * (2 if config.reads_beside else 1))
+        queries, mixed = scratch.room(2 * height * heads), scratch.room(2 * height * heads)
+        act = scratch.room(2 * height * config.intermediate_size)
+        qkv = scratch.room(4 * height * (heads + 2 * kv))
+        scores = scratch.room(4 * threads * score_size)
+        row_scales = scratch.room(4 * height)
+        packed = scratch.room(2 * seen.keys.shape[0] * kv) if rows > 1 else None
+        start = scratch.take()
         self.call(
             ctypes.byref(self.model),
             ctypes.byref(
                 Pass(
-                    *(rows, len(seen.first_row) - 1, wanted.shape[0], storage.slots, threads),
+                    *(rows, len(seen.first_row) - 1, count, storage.slots, threads),
                     *(x.data_ptr(), _address(beside), cosine.data_ptr(), sine.data_ptr(), storage.whole.data_ptr()),
                     *(reading.slots.data_ptr(), seen.first_row.data_ptr(), seen.first_key.data_ptr()),
                     *(seen.keys.data_ptr(), seen.prefix.data_ptr(), seen.tail_start.data_ptr(), seen.tail.data_ptr()),
                     *(wanted.data_ptr(), ctypes.addressof(active), ctypes.addressof(places)),
-                    *(logits.data_ptr(), peaks.data_ptr(), highest.data_ptr(), likeliest.data_ptr()),
-                    *(part.data_ptr() for part in scratch),
-                    *(qkv.data_ptr(), scores.data_ptr(), score_size, row_scales.data_ptr(), _address(packed)),
+                    *(logits.data_ptr(), peaks.data_ptr(), start + highest, likeliest.data_ptr()),
+                    *(start + normed, start + queries, start + mixed, start + act),
+                    *(start + qkv, start + scores, score_size, start + row_scales),
+                    None if packed is None else start + packed,
                 )
             ),
         )
         if not summed:
             return Output(logits, features)
-        return Output(logits, features, _first(highest, likeliest), peaks)
+        return Output(logits, features, likeliest[0], peaks)
 
     def _keep(self, vector: Tensor) -> int:
         vector = vector.contiguous()
@@ -230,89 +222,38 @@ class AmxPass:
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[tables, R, D / 2] each."""
-        where = positions[:, None].float()
+        if not self.frequencies:
+            return positions, positions
+        last = int(positions.max())
+        if self.turns is None or last >= self.turns[0].shape[1]:
+            self.turns = self._turned(max(FIRST_TURNS, 2 * last))
+        cosine, sine = self.turns
+        return cosine.index_select(1, positions), sine.index_select(1, positions)
+
+    def _turned(self, positions: int) -> tuple[Tensor, Tensor]:
+        """[tables, positions, D / 2] each."""
+        where = torch.arange(positions)[:, None].float()
         turned = [(where * per_position, scale) for per_position, scale in self.frequencies]
-        if not turned:
-            return where, where
         cosine = torch.stack([angle.cos() * scale for angle, scale in turned])
         return cosine, torch.stack([angle.sin() * scale for angle, scale in turned])
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Which keys each row sees: all of its segment's up to some place, and then a path."""
+class Scratch:
+    """One piece of memory for all that a pass needs on its way: many small ones would take longer to ask for."""
 
-    first_row: Tensor  # [segments + 1]
-    first_key: Tensor  # [segments + 1] in `keys`
-    keys: Tensor  # slots of a segment's keys, its own rows last
-    prefix: Tensor  # [rows] int32: so many keys of the segment are seen, from the first on,
-    tail_start: Tensor  # [rows + 1] int32: and then these,
-    tail: Tensor  # int32: places among the segment's keys
-    most: int  # keys of a segment
+    def __init__(self) -> None:
+        self.size = 0
 
-    @classmethod
-    def of(cls, segments: Sequence[Segment]) -> Seen:
-        keys: list[Tensor] = []
-        prefix: list[Tensor] = []
-        counts: list[Tensor] = []
-        tails: list[Tensor] = []
-        rows, ends = [0], [0]
-        for segment in segments:
-            keys += [segment.context, segment.slots]
-            rows.append(rows[-1] + segment.rows)
-            ends.append(ends[-1] + segment.context.shape[0] + segment.rows)
-            common, length, tail = _path(segment)
-            prefix.append(common)
-            counts.append(length)
-            tails.append(tail)
-        return cls(
-            torch.tensor(rows),
-            torch.tensor(ends),
-            torch.cat(keys),
-            torch.cat(prefix).int(),
-            torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0)).int(),
-            torch.cat(tails).int(),
-            max(end - start for start, end in pairwise(ends)),
-        )
+    def room(self, size: int) -> int:
+        """Where so many bytes begin."""
+        start = self.size
+        self.size += -(-size // LINE) * LINE
+        return start
 
-
-@dataclass(frozen=True)
-class Reading:
-    """The rows of a pass: where they stand, where they go, whose logits are wanted, and what they see."""
-
-    positions: Tensor  # [R]
-    slots: Tensor  # [R]
-    wanted: Tensor  # [W]
-    seen: Seen
-
-
-def _path(segment: Segment) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row how many keys it sees from the first on, how many more, and which."""
-    before, rows = segment.context.shape[0], segment.rows
-    if segment.context_visible is None:
-        chain = rows if segment.ancestors is None else rows - segment.ancestors.shape[0]
-        common = torch.arange(before + 1, before + rows + 1).clamp_(max=before + chain)
-        if segment.ancestors is None:
-            return common, torch.zeros_like(common), common[:0]
-        counts = torch.zeros_like(common)
-        counts[chain:] = segment.ancestors.sum(1)
-        return common, counts, segment.ancestors.nonzero()[:, 1] + (before + chain)
-    own = torch.ones(rows, rows, dtype=torch.bool).tril_()
-    if segment.ancestors is not None:
-        nodes = segment.ancestors.shape[0]
-        own[rows - nodes :, rows - nodes :] = segment.ancestors
-    visible = torch.cat([segment.context_visible, own], 1)
-    everyone = int(visible.all(0).long().cumprod(0).sum())
-    rest = visible[:, everyone:]
-    seen_by_all = before - segment.context_visible.shape[1] + everyone
-    return torch.full((rows,), seen_by_all), rest.sum(1), rest.nonzero()[:, 1] + seen_by_all
-
-
-def _first(highest: Tensor, likeliest: Tensor) -> Tensor:
-    """The best of what the threads found, [threads, W]. They share the tokens in order, so the first of equals is the
-    earlier thread's."""
-    best, thread = highest.max(0)
-    return torch.where(best.isfinite(), likeliest.gather(0, thread[None])[0], -1)
+    def take(self) -> int:
+        """The address of all of it, which stays as long as this object does."""
+        self.memory = torch.empty(self.size, dtype=torch.uint8)
+        return self.memory.data_ptr()
 
 
 def weights_read(config: ModelConfig) -> int:
