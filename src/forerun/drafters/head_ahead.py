@@ -263,7 +263,7 @@ class HeadRun(Run):
             return None
         if len(sequences) == 1 and all(self.takes_part) and self._ahead.in_c.takes(spec, self.unread(0)):
             assert self._brought is not None
-            slots, storage = torch.cat(self._slots[0]).numpy(), self._cache.storage
+            slots, storage = self._cache.all_slots(self._sequences[0].id), self._cache.storage
             self.sound = False
             tree = self._ahead.in_c.grow(spec, sequences[0], budgets[0], self._brought, slots, storage, tau)
             self.sound = True
@@ -358,8 +358,8 @@ class HeadRun(Run):
         rows = self.roots()
         assert self._made is not None
         self._states = [self._made[:, 0]]
-        for b, (context, own) in self._slots.items():
-            self._texts[b] = ReadNodes(torch.cat([context, own]).numpy(), self.length(b))
+        for b in self._blocks:
+            self._texts[b] = ReadNodes(self._cache.all_slots(self._sequences[b].id), self.length(b))
         return rows.logits
 
     def quick_level(self, tokens: list[list[int]], parents: list[list[int]]) -> Tensor:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.kernels.step import USUAL_MOVES
@@ -105,11 +106,15 @@ class KVCache:
 
     def slots(self, sequence: int) -> tuple[Tensor, Tensor]:
         """The slots of the committed tokens [P] and of the reserved rows [C], on the host."""
+        committed, slots = self._entries[sequence].committed, torch.from_numpy(self.all_slots(sequence))
+        return slots[:committed], slots[committed:]
+
+    def all_slots(self, sequence: int) -> NDArray[np.int64]:
+        """[P + C] of both."""
         entry = self._entries[sequence]
         blocks = np.array(entry.blocks, np.int64)
-        slots = torch.from_numpy((blocks[:, None] * self.block_size + self._block).reshape(-1))
-        end = entry.committed + entry.reserved
-        return slots[: entry.committed], slots[entry.committed : end]
+        slots = (blocks[:, None] * self.block_size + self._block).reshape(-1)
+        return slots[: entry.committed + entry.reserved]
 
     def blocks(self, sequence: int) -> list[int]:
         """The blocks that hold these slots, in order; a copy."""

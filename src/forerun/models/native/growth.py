@@ -138,6 +138,7 @@ class TreeInC:
             kept_parents=whole("kept_parents", grown),
             kept_values=whole("kept_values", grown, dtype=torch.float64),
         )
+        self.grown = [self.kept[name].numpy() for name in ("kept_tokens", "kept_parents", "kept_values")]
 
     def grow(
         self, text: Text, race: Race | None, storage: Storage, size: int, depth: int, tau: float, least: float = 0.0
@@ -165,9 +166,9 @@ class TreeInC:
         growth.size, growth.depth, growth.length, growth.unread = size, depth, text.length, unread
         growth.brought, growth.slots, growth.least = states.data_ptr(), text.slots.ctypes.data, least
         self.call(ctypes.byref(self.head.model), ctypes.byref(run), ctypes.byref(growth))
-        tokens: list[int] = kept["kept_tokens"][:size].tolist()
+        tokens: list[int] = self.grown[0][:size].tolist()
         count = tokens.index(-1) if -1 in tokens else size
-        return tokens[:count], kept["kept_parents"][:count].tolist(), kept["kept_values"][:count].tolist()
+        return tokens[:count], self.grown[1][:count].tolist(), self.grown[2][:count].tolist()
 
     def _room(self, threads: int, keys: int) -> None:
         """Scratch for so many threads and keys, and as many positions; twice as much as needed, since texts grow."""

@@ -103,15 +103,20 @@ class ListedRows:
 
     def reading(self, wanted: Tensor) -> Reading:
         seen = Seen(
-            torch.tensor(self.first_row),
-            torch.tensor(self.first_key),
+            _column(self.first_row),
+            _column(self.first_key),
             torch.from_numpy(np.concatenate(self.keys)),
-            torch.tensor(self.prefix, dtype=torch.int32),
-            torch.tensor(self.tail_start, dtype=torch.int32),
-            torch.tensor(self.tail, dtype=torch.int32),
+            _column(self.prefix, np.int32),
+            _column(self.tail_start, np.int32),
+            _column(self.tail, np.int32),
             max(end - start for start, end in pairwise(self.first_key)),
         )
-        return Reading(torch.tensor(self.positions), torch.from_numpy(np.concatenate(self.slots)), wanted, seen)
+        return Reading(_column(self.positions), torch.from_numpy(np.concatenate(self.slots)), wanted, seen)
+
+
+def _column(values: list[int], dtype: type[np.signedinteger] = np.int64) -> Tensor:
+    """`torch.tensor` takes several times as long."""
+    return torch.from_numpy(np.array(values, dtype))
 
 
 def _path(segment: Segment) -> tuple[Tensor, Tensor, Tensor]:
