@@ -8,14 +8,14 @@ from typing import Any
 from benchmarks.kept import RESULTS, load
 
 PARTS = (
-    *("1", "1-untrained", "1-heads", "1-whole", "8-heads", "8-whole"),
+    *("1-untrained", "1-heads", "1-whole", "1-lookahead", "8-heads", "8-whole"),
     *("32-whole", "32-heads", "64-whole"),
 )
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
 CPU_PARTS = (
     *("1-others", "1-again", "1-heads", "32-whole", "32-others", "32-again"),
-    *("8-eagle3", "8-suffix", "8-lookahead", "8-parallel", "8-mtp", "8-again"),
+    *("8-eagle3", "8-suffix", "8-lookahead", "8-parallel", "8-again", "8-mtp"),
 )
 CPU = tuple(f"controller-cpu-{part}" for part in CPU_PARTS)
 ADAPTIVE, AGAIN = ", adaptive", "none, again"

@@ -9,7 +9,7 @@ from benchmarks.kept import Result, load, that_ran
 
 HEADS = ("device-8b-heads", "device-8b-heads-8-along")
 """Of a batch the later one counts."""
-CORES = ("trained-cpu-straight-0", "trained-cpu-straight-1")
+CORES = ("trained-cpu-lean-0", "trained-cpu-lean-1")
 ALONE = ("trained-alone-eagle", "trained-alone-trees", "trained-alone")
 
 Footnote = Callable[[Result], str]
