@@ -101,7 +101,7 @@ def test_one_goes_on_from_another(run: Terminal, flags: Flags, tmp_path: Path) -
     assert (refused.code, "of the method mtp" in " ".join(refused.err.split())) == (1, True)
 
 
-@pytest.mark.parametrize("method", ["draft", "eagle", "parallel"])
+@pytest.mark.parametrize("method", METHODS)
 def test_it_goes_on_after_an_interruption(
     run: Terminal, flags: Flags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -188,10 +188,9 @@ def test_a_run_that_diverged_goes_on_with_a_lower_rate(
     assert [row["step"] for row in made["history"]] == [0, 20, 40]
 
 
-@pytest.mark.parametrize(("method", "more"), [("draft", ()), ("eagle3", ("--batch-tokens", "300"))])
-def test_two_processes_do_what_one_does(
-    run: Terminal, flags: Flags, tmp_path: Path, method: str, more: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_do_what_one_does(run: Terminal, flags: Flags, tmp_path: Path, method: str) -> None:
+    more = ("--steps", "12", "--every", "6", *(("--batch-tokens", "300") if method == "eagle3" else ()))
     alone = run.json(*flags(method), *more, "--out", str(tmp_path / "one"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(

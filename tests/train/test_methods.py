@@ -198,6 +198,8 @@ def test_noise_is_by_the_seed() -> None:
     learner = method("eagle", tiny(TARGET, dtype=torch.float32))
     losses = [float(learner.loss(TextBatch.pack(texts(), seed=seed)).total.detach()) for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
+    parts = [TextBatch.pack(texts()[half::2], seed=1, numbers=range(half, 6, 2)) for half in (0, 1)]
+    assert sum(float(learner.loss(part).total.detach()) for part in parts) == pytest.approx(losses[0], rel=1e-5)
     quiet = method("eagle", tiny(TARGET, dtype=torch.float32), noise=0.0)
     found = [float(quiet.loss(replace(TextBatch.pack(texts()), seed=seed)).total.detach()) for seed in (1, 2)]
     assert found[0] == found[1]

@@ -68,7 +68,7 @@ class Subject:
         original: TargetModel | None = None,
         controller: Controller | None = None,
     ) -> None:
-        """A `controller` chooses how much is drafted; without one it is always the whole tree."""
+        """A `controller` chooses how much is drafted; without one it is all that the drafter likes to draft."""
         self.target, self.drafter, self.rule = target, drafter, rule
         self.original = original or target
         sizes: dict[str, Any] = {"slots": slots, "max_batch": BATCH, "max_rows": ROWS}

@@ -134,9 +134,7 @@ class TextRows:
 
     def slots(self) -> NDArray[np.int64]:
         """Of the context and of the rows behind it."""
-        blocks = np.array(self.blocks, np.int64)
-        slots = (blocks[:, None] * self.block_size + np.arange(self.block_size)).reshape(-1)
-        return slots[: self.before + self.rows]
+        return slots_of(self.blocks, self.block_size, self.before + self.rows)
 
     def segment(self, drafted: Drafted | None, source: int | None) -> Segment:
         slots = torch.from_numpy(self.slots())
@@ -154,6 +152,11 @@ class TextRows:
         return Segment(
             self.sequence, tokens, positions, ancestors, context, own, self.logits, run=self.run, blocks=self.blocks
         )
+
+
+def slots_of(blocks: Sequence[int], size: int, count: int) -> NDArray[np.int64]:
+    """The first `count` slots of these blocks."""
+    return (np.array(blocks, np.int64)[:, None] * size + np.arange(size)).reshape(-1)[:count]
 
 
 def _ancestors(parents: list[int]) -> NDArray[np.bool_]:

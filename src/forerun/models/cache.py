@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.kernels.step import USUAL_MOVES
+from forerun.models.batch import slots_of
 from forerun.models.storage import Moves, Storage
 
 
@@ -56,7 +57,6 @@ class KVCache:
         self._kept: list[_Kept] = []  # the one that was used last stands last
         self._left = 0  # blocks of these
         self._device = storage.keys[0].device
-        self._block = np.arange(block_size)
 
     @property
     def free_blocks(self) -> int:
@@ -112,9 +112,7 @@ class KVCache:
     def all_slots(self, sequence: int) -> NDArray[np.int64]:
         """[P + C] of both."""
         entry = self._entries[sequence]
-        blocks = np.array(entry.blocks, np.int64)
-        slots = (blocks[:, None] * self.block_size + self._block).reshape(-1)
-        return slots[: entry.committed + entry.reserved]
+        return slots_of(entry.blocks, self.block_size, entry.committed + entry.reserved)
 
     def blocks(self, sequence: int) -> list[int]:
         """The blocks that hold these slots, in order; a copy."""

@@ -196,7 +196,7 @@ class Transformer(nn.Module):
 
     def prepare(self) -> None:
         """Once, when the weights are there and where they stay."""
-        self._place = self.device, self.dtype
+        self._place = self._any_norm.weight.device, self._any_norm.weight.dtype
         if self.device.type == "cpu" and self.dtype == torch.bfloat16 and amx.supports(self.config):
             self.amx = self._packed()
             self.prepared = True

@@ -211,10 +211,12 @@ class Loop:
         """This process's part of a step's texts. Where there is none left, one of which nothing is learned."""
         step, rank = self.standing.step, self.processes.rank
         chosen = self.batches.at(step)
-        own = [self.texts[index] for index in chosen[rank :: self.processes.count]]
-        texts = own or [Text(self.texts[chosen[0]].tokens, len(self.texts[chosen[0]]))]
-        seed = (self.options.seed * 1_000_003 + step) * 1009 + rank
-        return TextBatch.pack(texts, self.device, seed % 2**63)
+        numbers = range(rank, len(chosen), self.processes.count)
+        seed = (self.options.seed * 1_000_003 + step) % 2**63
+        if not numbers:
+            text = self.texts[chosen[0]]
+            return TextBatch.pack([Text(text.tokens, len(text))], self.device, seed)
+        return TextBatch.pack([self.texts[chosen[number]] for number in numbers], self.device, seed, numbers)
 
     def _look(self) -> None:
         """At the losses since the last look; a run that has gone astray is ended."""

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerun.core.noise import Purpose, key_at
+
 
 @dataclass(frozen=True, eq=False)
 class Text:
@@ -48,11 +50,17 @@ class TextBatch:
     text: Tensor  # [W] for each law that is learned, its text
     place: Tensor  # [W] and its place there
     spans: tuple[tuple[int, int], ...]  # for each text the first place that is learned, and the one behind the last
-    seed: int = 0
-    """For whatever a loss draws by chance."""
+    seed: int
+    numbers: tuple[int, ...]  # of the texts within the step, whichever process learns from them
 
     @classmethod
-    def pack(cls, texts: Sequence[Text], device: torch.device | str = "cpu", seed: int = 0) -> TextBatch:
+    def pack(
+        cls,
+        texts: Sequence[Text],
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        numbers: Sequence[int] | None = None,
+    ) -> TextBatch:
         tokens = np.zeros((len(texts), max(len(text) for text in texts)), np.int64)
         spans = tuple((max(text.asked, 1) - 1, max(len(text) - 1, 0)) for text in texts)
         for row, text in enumerate(texts):
@@ -60,8 +68,13 @@ class TextBatch:
         counts = [max(0, end - start) for start, end in spans]
         chosen = np.repeat(np.arange(len(texts)), counts)
         place = np.concatenate([np.arange(start, end) for start, end in spans])
-        batch = cls(torch.from_numpy(tokens), torch.from_numpy(chosen), torch.from_numpy(place), spans, seed)
+        numbers = tuple(range(len(texts)) if numbers is None else numbers)
+        batch = cls(torch.from_numpy(tokens), torch.from_numpy(chosen), torch.from_numpy(place), spans, seed, numbers)
         return batch.on(torch.device(device))
+
+    def keys(self) -> list[int]:
+        """Of whatever a loss draws by chance for each text: the same in one process and in many."""
+        return [key_at(self.seed, number, Purpose.DRAFT) for number in self.numbers]
 
     def on(self, device: torch.device) -> Self:
         if device.type == "cpu":

@@ -224,14 +224,13 @@ class AmxPass:
         """[tables, R, D / 2] each."""
         if not self.frequencies:
             return positions, positions
-        last = int(positions.max())
-        if self.turns is None or last >= self.turns[0].shape[1]:
-            self.turns = self._turned(max(FIRST_TURNS, 2 * last))
-        cosine, sine = self.turns
-        return cosine.index_select(1, positions), sine.index_select(1, positions)
+        turns, needed = self.turns, 1 + int(positions.max())
+        if turns is None or turns[0].shape[1] < needed:
+            self.turns = turns = self.turned(max(needed, min(max(FIRST_TURNS, 2 * needed), self.config.context_length)))
+        return turns[0].index_select(1, positions), turns[1].index_select(1, positions)
 
-    def _turned(self, positions: int) -> tuple[Tensor, Tensor]:
-        """[tables, positions, D / 2] each."""
+    def turned(self, positions: int) -> tuple[Tensor, Tensor]:
+        """[tables, positions, D / 2] each, of a model that has any."""
         where = torch.arange(positions)[:, None].float()
         turned = [(where * per_position, scale) for per_position, scale in self.frequencies]
         cosine = torch.stack([angle.cos() * scale for angle, scale in turned])

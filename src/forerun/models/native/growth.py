@@ -13,7 +13,6 @@ from torch import Tensor
 from forerun.core.native import choice
 from forerun.models.native import amx
 from forerun.models.native.shelf import Shelf
-from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
 
 WIDEST = 64  # `MOST_WIDTH`
@@ -87,8 +86,6 @@ class TreeInC:
         def real(name: str, *shape: int) -> int:
             return whole(name, *shape, dtype=torch.float32)
 
-        rope = config.layers[0].rope
-        self.turns = None if rope is None else frequencies(rope, config.head_dim)
         half = config.head_dim // 2
         self.pass_ = amx.Pass(
             *(0, 1, 0, 0, 0, bf16("x", height, hidden), bf16("beside", height, hidden)),
@@ -189,12 +186,11 @@ class TreeInC:
 
     def _turns(self, positions: int) -> tuple[Tensor, Tensor]:
         """[positions, D / 2] each"""
-        if self.turns is None:
+        if not self.head.frequencies:
             nothing = torch.zeros(positions, self.head.config.head_dim // 2)
             return nothing, nothing
-        per_position, scale = self.turns
-        angle = torch.arange(positions)[:, None].float() * per_position
-        return angle.cos() * scale, angle.sin() * scale
+        cosine, sine = self.head.turned(positions)
+        return cosine[0], sine[0]
 
     def _tiled(self, matrix: Tensor) -> int:
         self.shelf = Shelf(matrix.numel())

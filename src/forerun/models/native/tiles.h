@@ -45,7 +45,8 @@ typedef struct {
     bf16 *logits;                    /* [wanted, vocabulary] */
     float *peaks;                    /* [wanted, vocabulary / 32] the largest logit of each 32 tokens */
     float *highest;                  /* [threads][wanted] the largest logit of a thread's share, NaN if one is, */
-    int64_t *likeliest;              /* [threads][wanted] and the first token that has it */
+    int64_t *likeliest;              /* [threads][wanted] and the first token that has it; behind a whole pass the first
+                                        row has those of all, -1 where there is none */
     bf16 *normed, *queries, *mixed, *act; /* scratch, rows rounded up to 32 */
     float *qkv;                      /* [rows, (heads + 2 kv_heads) head_dim] */
     float *scores;                   /* [threads][score_size] */

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from forerun.core.noise import uniform
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup
 from forerun.models.heads.feature_head import FeatureHead, hf_config, new_head
@@ -113,7 +114,7 @@ class FeatureMethod:
         options, steps = self.options, self.options.unroll
         found = taught(self.target, batch.tokens, self.head.taps)
         behind = {tap: state / self._sizes.get(tap, 1.0) for tap, state in found.behind.items()}
-        features = self._noisy(self.head.fuse(behind), batch.seed)
+        features = self._noisy(self.head.fuse(behind), batch)
         made = unroll(self.head, batch.tokens, features, steps, louder=self._louder)
         # Step k of row i gives the law of row i + 1 + k.
         x = torch.stack([batch.at(state, back=1 + k) for k, state in enumerate(made)], 1)  # [W, T, H]
@@ -130,12 +131,17 @@ class FeatureMethod:
             total = (weights * off).sum() + LAW_SHARE * total
         return Loss(total, batch.laws, figures(apart))
 
-    def _noisy(self, features: Tensor, seed: int) -> Tensor:
+    def _noisy(self, features: Tensor, batch: TextBatch) -> Tensor:
+        """Each text by its own size, so that it does not matter which others are there."""
         if not self.options.noise:
             return features
-        generator = torch.Generator(features.device).manual_seed(seed)
-        drawn = torch.rand(features.shape, generator=generator, device=features.device, dtype=features.dtype)
-        return features + (2 * drawn - 1) * (self.options.noise * features.detach().std())
+        noise = torch.zeros_like(features)
+        for row, (key, (_, last)) in enumerate(zip(batch.keys(), batch.spans, strict=True)):
+            own = features[row, : last + 1].detach()
+            index = torch.arange(own.numel(), device=own.device).view(own.shape)
+            drawn = uniform(torch.tensor(key, device=own.device), index).to(own.dtype)
+            noise[row, : last + 1] = (2 * drawn - 1) * (self.options.noise * own.std())
+        return features + noise
 
     def _sized(self, task: Task) -> tuple[dict[int, float], float]:
         """What `fc` reads is brought to one size, where no norm does that: else it learns from large inputs too fast,

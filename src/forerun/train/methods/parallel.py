@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forerun.core.noise import uniform
 from forerun.drafters.drafter import Drafter
 from forerun.drafters.find import Setup
 from forerun.models.heads.files import HeadFolder
@@ -91,10 +92,9 @@ class ParallelMethod:
 
     def _anchors(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
         """Where is looked ahead from, and which rows foresee a token of the answer."""
-        generator = torch.Generator().manual_seed(batch.seed)
         starts, ends = (torch.tensor(side) for side in zip(*batch.spans, strict=True))
         free = (ends - 1 - starts).clamp_min(1)  # behind the last of them there is nothing left to foresee
-        drawn = torch.rand(len(batch.spans), self.options.anchors, generator=generator)
+        drawn = uniform(torch.tensor(batch.keys())[:, None], torch.arange(self.options.anchors)).float()
         anchors = starts[:, None] + (drawn * free[:, None]).long()
         ahead = torch.arange(1, self.depth + 1)
         reached = (anchors[..., None] + ahead < ends[:, None, None]).float()
