@@ -340,7 +340,9 @@ def _of(name: str, table: Callable[[dict[str, Any]], str]) -> str:
 
 
 def _quick_cells(row: dict[str, Any] | None) -> str:
-    if row is None or row["speedup"] is None:
+    if row is None:
+        return "| |"
+    if row["speedup"] is None:
         return "failed | |"
     speed = f"{row['speedup']:.2f}× ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
     return f"{row['tokens_per_second']:.0f} | {speed} | {row['tokens_per_pass']:.2f}"

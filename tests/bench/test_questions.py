@@ -60,6 +60,9 @@ def test_signs_that_only_python_takes_for_the_end_of_a_line(tmp_path: Path) -> N
         (b'{"turns": []}', "has no turns"),
         (b'{"turns": ["a"]}\n{"turns": "a"}', "line 2"),
         (b"\xff\xfe", "UTF-8"),
+        (b"[" * 200_000, "line 1 of .* nested too deeply"),
+        (b'{"turns": ["half \\ud800"]}', "line 1 of .* half a character"),
+        (b'{"turns": ["a"], "category": "\\udfff"}', "line 1 of .* half a character"),
     ],
 )
 def test_bad_questions(tmp_path: Path, content: bytes, words: str) -> None:

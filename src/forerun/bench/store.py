@@ -1,7 +1,8 @@
 """Results in a file that is whole at any time: after each cell it holds everything that was measured so far.
 
-A run that was interrupted goes on from it, if it is the same run: the same prompts, settings, code and machine. Cells
-with an error are tried again.
+A run that was interrupted goes on from it, if it is the same run: the same prompts, settings, code and machine. The
+round that it had begun is measured anew: some methods draft from what they saw earlier in a round, and what is compared
+should be of one hour. So are methods with an error.
 """
 
 from __future__ import annotations
@@ -69,17 +70,27 @@ def read_result(path: Path) -> dict[str, Any]:
     return data
 
 
-def earlier_cells(path: Path, provenance: dict[str, Any]) -> list[Cell]:
-    """Those of an interrupted run that this one goes on with."""
+def earlier_cells(path: Path, provenance: dict[str, Any], plan: Sequence[Place]) -> list[Cell]:
+    """Those of an interrupted run that this one, which is to measure `plan`, goes on with."""
     data = read_result(path)
     if data.get("format") != FORMAT:
         raise ValueError(f"{path} was written by another version of forerun bench: measure again, into another file")
     try:
         _refuse_other_runs(path, data["provenance"], provenance)
         cells = [Cell.from_dict(cell) for cell in data["cells"]]
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
         raise ValueError(f"{path} is damaged: measure again, into another file") from None
-    return [cell for cell in cells if cell.error is None]
+    there = {cell.place for cell in cells}
+    begun = {(place.setting, place.round) for place in plan if place not in there}
+    failed = {(cell.place.setting, cell.place.round, cell.place.case) for cell in cells if cell.error is not None}
+    return [
+        cell
+        for cell in cells
+        if (cell.place.setting, cell.place.round) not in begun
+        and (cell.place.setting, cell.place.round, cell.place.case) not in failed
+    ]
 
 
 def _refuse_other_runs(path: Path, before: dict[str, Any], provenance: dict[str, Any]) -> None:

@@ -127,7 +127,12 @@ def bench(
         Path | None, typer.Option(help="Write tables and plots to this .html, one page.", rich_help_panel=OUT)
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the interrupted run in the --json file.", rich_help_panel=OUT)
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the interrupted run in the --json file, from the round that it had begun.",
+            rich_help_panel=OUT,
+        ),
     ] = False,
 ) -> None:
     """Methods side by side: speed, time to first token, tokens per pass, acceptance, memory, speedup over plain
@@ -249,7 +254,7 @@ def _store(contest: Contest, file: Path | None, arguments: dict[str, Any], grid:
         write_whole,
     )
     if resume and file is not None:
-        store.cells += earlier_cells(file, origin)
+        store.cells += earlier_cells(file, origin, contest.plan())
     return store
 
 

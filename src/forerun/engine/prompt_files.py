@@ -38,8 +38,16 @@ def _read(number: int, line: str, where: str) -> Entry:
         entry: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is not JSON ({error.msg}): each line must be one object") from None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply: each line must be one object with a list of texts") from None
     turns = entry.get("turns") if isinstance(entry, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ValueError(f"{where} has no turns: each line needs a list of texts under 'turns'")
     name, category = entry.get("question_id", entry.get("id")), entry.get("category")
+    try:
+        "".join([*turns, str(name), str(category)]).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{where} has half a character, \\ud800 to \\udfff without its partner: write it out"
+        ) from None
     return Entry(number, None if name is None else str(name), str(category) if category else None, tuple(turns))
