@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cards, certificates, controller_table, headlines, prediction_table, serve_tables
+from benchmarks import cards, certificates, confidence, controller_table, headlines, prediction_table, serve_tables
 from benchmarks.kept import load, that_ran
 
 ROOT = Path(__file__).parents[1]
@@ -350,6 +350,7 @@ def _quick_cells(row: dict[str, Any] | None) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "certificates": certificates.table,
+    "confidence": confidence.table,
     "controller": lambda: controller_table.table(footnote),
     "gains": lambda: headlines.gains(footnote),
     "device-heads": device_heads,
