@@ -93,10 +93,14 @@ def table(folder: Path = FOLDER) -> str:
     files = sorted(folder.glob("*.json"))
     if not files:
         raise SystemExit("results/certificates has no certificate: make them with python -m benchmarks.certificates")
+    made: dict[tuple[str, str], list[str]] = {}
     for file in files:
         found = json.loads(file.read_text(encoding="utf-8"))
         lines.append("| " + " | ".join([found["drafter"], *_cells(found)]) + " |")
-    return "\n".join(lines)
+        origin = found["provenance"]
+        made.setdefault((origin["git"]["commit"][:9], origin["time"][:10]), []).append(found["drafter"])
+    notes = [f"<sub>commit {commit}, {day}: {', '.join(own)}</sub>" for (commit, day), own in made.items()]
+    return "\n".join([*lines, "", *notes])
 
 
 def _cells(found: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from forerun.core.params import SamplingParams
 from tests.certify.tiny_subject import KNOWN, certified
 from tests.engine.tiny import RandomTrees
 
-ORIGIN = {"arguments": dict(SETTINGS), "git": {"commit": "c", "dirty": False}}
+ORIGIN = {"time": "2026-11-18T01:02:03+00:00", "arguments": dict(SETTINGS), "git": {"commit": "c", "dirty": False}}
 
 
 def written(folder: Path, found: Certificate, **more: Any) -> None:
@@ -26,7 +26,8 @@ def written(folder: Path, found: Certificate, **more: Any) -> None:
 def test_a_line_for_each_certificate(tmp_path: Path) -> None:
     settings = SamplingParams(temperature=0), SamplingParams(temperature=1.0, top_p=0.95)
     written(tmp_path, certified(RandomTrees(4, KNOWN), *settings, samples=30))
-    *_, line = table(tmp_path).splitlines()
+    *_, line, _, note = table(tmp_path).splitlines()
+    assert note == "<sub>commit c, 2026-11-18: trees</sub>"
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     drafter, verdict, greedy, seeded, p_value, visible, at_one, control, _ = cells
     assert (drafter, verdict, greedy, seeded) == ("trees", "certified", "3/3", "3/3")

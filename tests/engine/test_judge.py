@@ -31,9 +31,9 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     winners = StepLaws.winners
 
-    def counted(laws: StepLaws, nodes: list[tuple[int, int]], depth: int) -> list[int] | None:
+    def counted(laws: StepLaws, nodes: list[tuple[int, int]], keys: list[int]) -> list[int] | None:
         found.append(len(nodes))
-        return winners(laws, nodes, depth)
+        return winners(laws, nodes, keys)
 
     monkeypatch.setattr(StepLaws, "winners", counted)
     return found

@@ -164,6 +164,11 @@ class StepNoise:
         """[B] uniforms for drawing the token that follows a node at `depths` [B]."""
         return uniform(row_key(self.seeds, self.starts + depths, Purpose.FINAL), torch.zeros_like(depths))
 
+    def token_keys(self, sequences: list[int], depth: int) -> list[int]:
+        """The keys of the races of `first_arrival` for some sequences of the batch, behind nodes at `depth`."""
+        seeds, starts = self.seeds.tolist(), self.starts.tolist()
+        return [key_at(seeds[b], starts[b] + depth, Purpose.TOKEN) for b in sequences]
+
     def race(self, depths: Tensor, vocabulary: int) -> Tensor:
         """[B, V] exponentials of the position after nodes at `depths` [B]: the token is argmax p / race."""
         key = row_key(self.seeds, self.starts + depths, Purpose.TOKEN)

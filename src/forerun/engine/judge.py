@@ -134,7 +134,7 @@ def _follow_choice(choose: Choose, packed: Packed, laws: StepLaws, noise: StepNo
         nonlocal depth
         depth += 1
         nodes = [(b, packed.nodes[b][places[b]]) for b in chosen]
-        winners = laws.winners(nodes, depth) if races else None
+        winners = laws.winners(nodes, noise.token_keys(chosen, depth)) if races else None
         if winners is not None:
             return winners
         sequences = torch.tensor(chosen)

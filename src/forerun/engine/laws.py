@@ -11,7 +11,6 @@ from torch import Tensor
 from forerun.core.history import History
 from forerun.core.law import LawSettings, law
 from forerun.core.native import choice as native
-from forerun.core.noise import Purpose, key_at
 from forerun.core.params import SamplingParams
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
@@ -67,12 +66,10 @@ class StepLaws:
         here = self.device.type == "cpu" and native.library() is not None
         return plain and floats and here and all(walk is None for walk in self.walks)
 
-    def winners(self, nodes: Many[tuple[int, int]], depth: int) -> list[int] | None:
-        """The first to arrive under the laws of such nodes, which stand at `depth`, in the race of the position behind
-        them, without a law being made; None where logits are broken, about which `at` has more to say."""
+    def winners(self, nodes: Many[tuple[int, int]], keys: list[int]) -> list[int] | None:
+        """The first to arrive under the laws of such nodes, in races of these keys, without a law being made; None
+        where logits are broken, about which `at` has more to say."""
         size, settings = self.shape[1], self.settings
-        sequences = [self.sequences[b] for b, _ in nodes]
-        keys = [key_at(sequence.seed, sequence.position + 1 + depth, Purpose.TOKEN) for sequence in sequences]
         columns = [settings.temperature, settings.top_k, settings.top_p, settings.min_p]
         if len(self.sequences) > 1:
             owners = torch.tensor([b for b, _ in nodes])
