@@ -51,7 +51,7 @@ format: $(READY)
 bench: $(READY)
 	@$(BIN)/forerun models fetch $(MODEL)
 	@$(BIN)/forerun bench --model $(MODEL) --drafters none,ngram,suffix,recycling,combine,eagle3 --batch 1,8 \
-		--per-category 1 --turns 1 --max-tokens 48 --repeat 2 \
+		--per-category 1 --turns 1 --max-tokens 36 --repeat 2 \
 		--json results/quick-bench.json --report results/quick-bench.html $(RESUME); \
 		code=$$?; $(BIN)/python -m benchmarks.tables && exit $$code
 
