@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from forerun.cli.confidence_picture import draw_confidence, way_of_choosing
 
@@ -17,17 +18,16 @@ METHODS = ("eagle", "eagle3")
 Bins = list[dict[str, float]]
 
 
-def stored(method: str) -> tuple[dict[str, Bins], float]:
-    """By the way of choosing; and tau."""
-    calibration = json.loads((SHIPPED / method / "forerun.json").read_text())["calibration"]
-    return calibration["confidence"], calibration["tau"]
+def stored(method: str) -> dict[str, Any]:
+    """The calibration of a shipped drafter."""
+    return dict(json.loads((SHIPPED / method / "forerun.json").read_text())["calibration"])
 
 
 def table() -> str:
     columns: dict[str, Bins] = {}
     for method in METHODS:
-        ways, tau = stored(method)
-        columns |= {f"{method}, {way_of_choosing(way, tau)}": bins for way, bins in ways.items()}
+        found = stored(method)
+        columns |= {f"{method}, {way_of_choosing(way, found)}": bins for way, bins in found["confidence"].items()}
     lines = ["| confidence | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
     places = sorted({(row["from"], row["to"]) for bins in columns.values() for row in bins})
     for start, end in places:
@@ -42,4 +42,4 @@ def table() -> str:
 
 if __name__ == "__main__":
     for name in METHODS:
-        (ROOT / f"docs/confidence-{name}.svg").write_bytes(draw_confidence("svg", name, *stored(name)))
+        (ROOT / f"docs/confidence-{name}.svg").write_bytes(draw_confidence("svg", name, stored(name)))

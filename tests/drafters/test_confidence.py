@@ -18,6 +18,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.step_record import SequenceRecord, StepRecord
 from forerun.core.tree import DraftTree
 from forerun.drafters import confidence, growth_in_c, parallel, retrieval
+from forerun.drafters.confidence import Taus
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import make_drafter
@@ -67,15 +68,15 @@ def told_of(tree: DraftTree, row: int) -> Told:
     return dict(zip(paths_of(tree, row), [told[node] for node in nodes], strict=True))
 
 
-def share(model: Transformer, text: Sequence, path: tuple[int, ...], tau: float) -> float:
+def share(model: Transformer, text: Sequence, path: tuple[int, ...], taus: Taus) -> float:
     """Of the last token of a path, in what the model thinks behind the others."""
     params = text.params
     if params.greedy:
-        params = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        params = replace(params, temperature=taus.greedy, top_k=0, top_p=1.0, min_p=0.0)
     scores = slow_law(model, text, list(path[:-1]), params, VOCABULARY).double()
     if text.coupled:
         noise = StepNoise(torch.tensor([text.seed]), torch.tensor([text.position + 1]))
-        scores = (scores / noise.race(torch.tensor([len(path) - 1]), VOCABULARY)[0]) ** (1 / tau)
+        scores = (scores / noise.race(torch.tensor([len(path) - 1]), VOCABULARY)[0]) ** (1 / taus.coupled)
     return float(scores[path[-1]] / scores.sum())
 
 
@@ -86,12 +87,12 @@ def share(model: Transformer, text: Sequence, path: tuple[int, ...], tau: float)
 @pytest.mark.parametrize("tree", TREES)
 def test_a_node_has_the_share_that_its_model_gives_it(tree: str, requests: str) -> None:
     """Asked when the texts have grown, as a trace does."""
-    model, tau = tiny(1), 1.4
-    drafter = DraftModel(RunAhead(model, 4096), TreeSpec.parse(tree), VOCABULARY, ACCURACIES, tau)
+    model, taus = tiny(1), Taus(1.4, 0.7)
+    drafter = DraftModel(RunAhead(model, 4096), TreeSpec.parse(tree), VOCABULARY, ACCURACIES, taus)
     texts = [sequence(number, params) for number, params in enumerate(LAWS[requests])]
     made = drafter.draft(texts, [AMPLE] * len(texts))
     expected = [
-        {path: share(model, text, path, tau) if path else 1.0 for path in paths_of(made, row)}
+        {path: share(model, text, path, taus) if path else 1.0 for path in paths_of(made, row)}
         for row, text in enumerate(texts)
     ]
     for text in texts:
@@ -133,7 +134,7 @@ def test_several_drafts_tell_the_law_that_a_token_was_first_drawn_from() -> None
     assert len(told) > 4
     for path, found in told.items():
         if path:
-            shares = [share(model, text, path, 1.0) for model in models]
+            shares = [share(model, text, path, Taus()) for model in models]
             assert min(abs(found - own) for own in shares) < 1e-4
     greedy = drafter.draft([text, sequence(5, SamplingParams(temperature=0.0))], [AMPLE, AMPLE])
     assert [own is None for own in greedy.confidences()] == [False, True]
@@ -196,7 +197,7 @@ def test_traces_hold_the_shares_of_a_head(method: str, narrow: bool, tree: str) 
 def told_in_life(head: FeatureHead, params: SamplingParams) -> list[Told]:
     """Of the trees behind a text that does not depend on them."""
     vocabulary, hidden = test_growth_in_c.VOCABULARY, test_growth_in_c.HIDDEN
-    drafter = FeatureDrafter(head, 1024, TreeSpec.parse("dynamic:3,4,12"), vocabulary, tau=1.3)
+    drafter = FeatureDrafter(head, 1024, TreeSpec.parse("dynamic:3,4,12"), vocabulary, Taus(1.3, 0.7))
     text = sequence(1, params, length=9, vocabulary=vocabulary)
     generator = torch.Generator().manual_seed(1)
     found, start = [], 0

@@ -9,6 +9,7 @@ import torch
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import Taus
 from forerun.drafters.device_growth import DeviceGrowth, fits
 from forerun.drafters.drafter import Budget, Observation
 from forerun.drafters.head_ahead import HeadRun
@@ -33,7 +34,7 @@ Told = list[dict[tuple[int, ...], float] | None]
 
 
 def lived(
-    method: str, tree: str, tau: float, count: int, *, newcomer: bool = False, told: Told | None = None
+    method: str, tree: str, taus: Taus, count: int, *, newcomer: bool = False, told: Told | None = None
 ) -> list[list[tuple[int, ...]]]:
     """Some steps of some texts, with budgets that end at different depths; what was drafted, and into `told` how likely
     its drafter found it. A newcomer's states are seen later than those of the others."""
@@ -47,7 +48,7 @@ def lived(
     if DEVICE.type == "cpu":
         head.prepare()
         head.static = StaticPass(head)
-    drafter = FeatureDrafter(head, 1024, TreeSpec.parse(tree), 128, tau)
+    drafter = FeatureDrafter(head, 1024, TreeSpec.parse(tree), 128, taus)
     texts = [sequence(n, REQUESTS[n % len(REQUESTS)], length=5 + 9 * n, vocabulary=128) for n in range(count)]
     states = torch.Generator().manual_seed(1)
     found: list[list[tuple[int, ...]]] = []
@@ -83,9 +84,9 @@ def _here(tree: DraftTree) -> DraftTree:
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "published mtp"])
 @pytest.mark.parametrize(("tree", "count"), [("dynamic:3,4,12", 1), ("dynamic:4,3,9", 3), ("dynamic:2,4,6", 4)])
-@pytest.mark.parametrize("tau", [1.0, 1.6])
+@pytest.mark.parametrize("taus", [Taus(), Taus(1.6, 0.6)])
 def test_the_trees_are_the_same(
-    method: str, tree: str, count: int, tau: float, monkeypatch: pytest.MonkeyPatch
+    method: str, tree: str, count: int, taus: Taus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown: list[int] = []
     grow = DeviceGrowth.grow
@@ -97,10 +98,10 @@ def test_the_trees_are_the_same(
     monkeypatch.setattr(DeviceGrowth, "grow", counted)
     told: Told = []
     again: Told = []
-    in_one_piece = lived(method, tree, tau, count, told=told)
+    in_one_piece = lived(method, tree, taus, count, told=told)
     assert len(grown) == 4  # at the first step no states were seen
     monkeypatch.setattr(HeadRun, "grow", lambda *given: None)
-    level_by_level = lived(method, tree, tau, count, told=again)
+    level_by_level = lived(method, tree, taus, count, told=again)
     assert len(grown) == 4
     assert in_one_piece == level_by_level
     assert sum(each is not None for each in told) >= 4 * count
@@ -112,7 +113,7 @@ def test_the_trees_are_the_same(
 def test_a_text_without_states_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has its root alone, and the others grow in one piece."""
     told: Told = []
-    in_one_piece = lived("eagle3", "dynamic:3,4,12", 1.0, 3, newcomer=True, told=told)
+    in_one_piece = lived("eagle3", "dynamic:3,4,12", Taus(), 3, newcomer=True, told=told)
     assert told[3 + 1] is None
     assert len(told[3 + 2] or ()) == len(in_one_piece[3 + 2])
     assert in_one_piece[3 + 1] == in_one_piece[6 + 1] == [()]  # the newcomer, in the second and the third step
@@ -120,7 +121,7 @@ def test_a_text_without_states_does_not_hold_up_the_others(monkeypatch: pytest.M
     assert len(in_one_piece[9 + 1]) > 1
     with monkeypatch.context() as patch:
         patch.setattr(HeadRun, "grow", lambda *given: None)
-        assert lived("eagle3", "dynamic:3,4,12", 1.0, 3, newcomer=True) == in_one_piece
+        assert lived("eagle3", "dynamic:3,4,12", Taus(), 3, newcomer=True) == in_one_piece
     grown: list[int] = []
     patched = DeviceGrowth.grow
 
@@ -129,7 +130,7 @@ def test_a_text_without_states_does_not_hold_up_the_others(monkeypatch: pytest.M
         return patched(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DeviceGrowth, "grow", counted)
-    lived("eagle3", "dynamic:3,4,12", 1.0, 3, newcomer=True)
+    lived("eagle3", "dynamic:3,4,12", Taus(), 3, newcomer=True)
     assert len(grown) == 4
 
 

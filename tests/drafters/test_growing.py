@@ -19,6 +19,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.shape import TreeShape
 from forerun.core.tree import DraftTree
 from forerun.drafters import growing
+from forerun.drafters.confidence import Taus
 from forerun.drafters.drafter import Budget
 from forerun.drafters.growing import grow, rows_below_root
 from forerun.drafters.level_run import Rows
@@ -235,7 +236,7 @@ def test_a_device_is_not_waited_for(tree: str) -> None:
             history = History(60, place)
             torch.cuda.set_sync_debug_mode("error" if place == "cuda" else "default")
             try:
-                trees.append(grow(spec_of(tree), 60, history, texts, run, [AMPLE] * len(texts), tau=0.8))
+                trees.append(grow(spec_of(tree), 60, history, texts, run, [AMPLE] * len(texts), taus=Taus(0.8, 0.6)))
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         here, there = trees
@@ -299,15 +300,19 @@ def test_who_takes_part_without_a_budget_gets_its_root() -> None:
             assert (found.size == 1) == (budget != AMPLE)
 
 
-# --- confidence under coupling ----------------------------------------------------------------------------------
+# --- confidence ----------------------------------------------------------------------------------
 
 
-def confidences(logits: Tensor, tau: float, *, coupled: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+WAYS = ("coupled", "greedy", "drawn")
+
+
+def confidences(logits: Tensor, taus: Taus, *, way: str = "coupled") -> tuple[Tensor, Tensor, Tensor]:
     """Tokens and log confidences [R, 4] of rows of logits [R, V], each a sequence's root, and q/E or q [R, V]."""
     count, vocabulary = logits.shape
-    texts = [text(number, SamplingParams(), coupled=coupled) for number in range(count)]
+    coupled, params = way == "coupled", SamplingParams(temperature=float(way != "greedy"))
+    texts = [text(number, params, coupled=coupled) for number in range(count)]
     run = Table(table(2, vocabulary), count)
-    step = growing._Step(spec_of("dynamic:4,3,9"), vocabulary, History(vocabulary), texts, run, tau)
+    step = growing._Step(spec_of("dynamic:4,3,9"), vocabulary, History(vocabulary), texts, run, taus)
     level = step._level(Rows.of([1] * count, Output(logits)), 0, torch.zeros(count, 1, 0, dtype=torch.int64))
     tokens, found = step._confident(level, 4)
     noise = StepNoise(torch.tensor([item.seed for item in texts]), torch.full((count,), 2))
@@ -316,8 +321,8 @@ def confidences(logits: Tensor, tau: float, *, coupled: bool = True) -> tuple[Te
 
 
 def test_at_tau_1_confidences_are_shares_of_the_race() -> None:
-    for coupled in (True, False):
-        tokens, found, scores = confidences(3 * table(6, 40)[0], 1.0, coupled=coupled)
+    for way in WAYS:
+        tokens, found, scores = confidences(3 * table(6, 40)[0], Taus(), way=way)
         assert torch.equal(tokens, top_children(scores, 4))
         wanted = (scores.gather(1, tokens) / scores.sum(1, keepdim=True)).log()
         torch.testing.assert_close(found.double(), wanted.double(), atol=1e-5, rtol=1e-5)
@@ -326,20 +331,22 @@ def test_at_tau_1_confidences_are_shares_of_the_race() -> None:
 @pytest.mark.parametrize("tau", [0.5, 0.999, 1.7, 6.0])
 def test_tau_sharpens_or_flattens_them(tau: float) -> None:
     logits = 3 * table(6, 40)[0]
-    tokens, found, scores = confidences(logits, tau)
-    assert torch.equal(tokens, top_children(scores, 4)), "the order stays"
-    powers = scores.double() ** (1 / tau)
-    wanted = (powers.gather(1, tokens) / powers.sum(1, keepdim=True)).log()
-    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
-    plain = confidences(logits, tau, coupled=False)
-    torch.testing.assert_close(plain[1], confidences(logits, 1.0, coupled=False)[1], atol=0, rtol=0)
+    for way, taus in (("coupled", Taus(coupled=tau)), ("greedy", Taus(greedy=tau))):
+        tokens, found, scores = confidences(logits, taus, way=way)
+        assert torch.equal(tokens, top_children(scores, 4)), "the order stays"
+        powers = scores.double() ** (1 / tau)
+        wanted = (powers.gather(1, tokens) / powers.sum(1, keepdim=True)).log()
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+        for other in {*WAYS} - {way}:
+            plain = confidences(logits, taus, way=other)
+            torch.testing.assert_close(plain[1], confidences(logits, Taus(), way=other)[1], atol=0, rtol=0)
 
 
 def test_extreme_laws_have_confidences_too() -> None:
     logits = torch.zeros(2, 40)
     logits[:, 7], logits[:, 8], logits[0, 9:] = 80.0, 20.0, -torch.inf
     for tau in (0.01, 100.0):
-        tokens, found, _ = confidences(logits, tau)
+        tokens, found, _ = confidences(logits, Taus(coupled=tau))
         assert bool((found <= 0).all())
         assert bool((found[tokens >= 0] > -torch.inf).all())
         assert tokens[:, 0].tolist() == [7, 7]
@@ -348,11 +355,13 @@ def test_extreme_laws_have_confidences_too() -> None:
 def test_a_sharper_tau_makes_deeper_trees() -> None:
     spec, count = TreeSpec.parse("dynamic:4,6,12"), 64
     depths = {}
-    for coupled in (True, False):
-        texts = [text(number, SamplingParams(), coupled=coupled) for number in range(count)]
+    for way in WAYS:
+        params = SamplingParams(temperature=float(way != "greedy"))
+        texts = [text(number, params, coupled=way == "coupled") for number in range(count)]
         for tau in (0.3, 1.0, 3.0):
             run = Table(table(30, 30, spread=2.0), count)
-            tree = grow(spec, 30, History(30), texts, run, [AMPLE] * count, tau=tau)
-            depths[coupled, tau] = float(tree.depths.amax(1).double().mean())
-    assert depths[True, 0.3] > depths[True, 1.0] + 0.2 > depths[True, 3.0] + 0.4
-    assert depths[False, 0.3] == depths[False, 1.0] == depths[False, 3.0]
+            tree = grow(spec, 30, History(30), texts, run, [AMPLE] * count, taus=Taus(tau, tau))
+            depths[way, tau] = float(tree.depths.amax(1).double().mean())
+    for way in ("coupled", "greedy"):
+        assert depths[way, 0.3] > depths[way, 1.0] + 0.2 > depths[way, 3.0] + 0.4
+    assert depths["drawn", 0.3] == depths["drawn", 1.0] == depths["drawn", 3.0]

@@ -11,6 +11,7 @@ from forerun.core.native import choice
 from forerun.core.params import SamplingParams
 from forerun.core.tree import DraftTree
 from forerun.drafters import growth_in_c
+from forerun.drafters.confidence import Taus
 from forerun.drafters.drafter import Budget, Observation
 from forerun.drafters.growth_in_c import GrowthInC, least_chance
 from forerun.drafters.head_ahead import HeadAhead, HeadRun
@@ -44,7 +45,7 @@ def live(
     head: FeatureHead, params: SamplingParams = GREEDY, tree: str = "dynamic:3,4,12", steps: int = 12, added: int = 3
 ) -> list[Paths]:
     """What is drafted while a text is written that does not depend on the drafts."""
-    drafter = FeatureDrafter(head, 1024, TreeSpec.parse(tree), VOCABULARY, tau=1.3)
+    drafter = FeatureDrafter(head, 1024, TreeSpec.parse(tree), VOCABULARY, Taus(1.3, 0.7))
     text = sequence(1, params, length=9, vocabulary=VOCABULARY)
     generator = torch.Generator().manual_seed(1)
     found: list[Paths] = []

@@ -455,7 +455,9 @@ def test_a_target_is_known_in_any_precision() -> None:
 
 
 def test_a_calibration_is_read_or_refused() -> None:
-    found = Calibration.of({"calibration": {"accuracies": [[0.5, 0.2]], "tau": 1.5, "trees": {"cpu": "3"}}})
+    found = Calibration.of(
+        {"calibration": {"accuracies": [[0.5, 0.2]], "tau": 1.5, "greedy_tau": 0.7, "trees": {"cpu": "3"}}}
+    )
     assert found.spec("", "cpu").depth == 3
     assert found.spec("static:2", "cpu").shape.size == 3
     assert Calibration.of({}).spec("", "cpu").dynamic
@@ -463,7 +465,14 @@ def test_a_calibration_is_read_or_refused() -> None:
     assert [kind_of(tiny()), kind_of(tiny().to(torch.bfloat16))] == [FLOATS, "cpu"]
     with pytest.raises(ValueError, match="run `forerun calibrate`"):
         Calibration.of({}).spec("static:2", "cpu")
-    broken: list[Any] = [{"tau": "x"}, {"tau": -1}, {"accuracies": [[2.0]]}, {"trees": {"cpu": "nonsense"}}, [1]]
+    broken: list[Any] = [
+        {"tau": "x"},
+        {"tau": -1},
+        {"greedy_tau": 0},
+        {"accuracies": [[2.0]]},
+        {"trees": {"cpu": "nonsense"}},
+        [1],
+    ]
     for damaged in broken:
         with pytest.raises(ValueError, match="is damaged"):
             Calibration.of({"calibration": damaged})

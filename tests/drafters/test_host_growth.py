@@ -17,6 +17,7 @@ from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters import growth_in_c, host_growth
+from forerun.drafters.confidence import Taus
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.growing import grow
 from forerun.drafters.growth_in_c import GrowthInC
@@ -77,8 +78,8 @@ class Random:
     def chain(self, tokens: Tensor, count: int) -> Tensor:
         raise AssertionError
 
-    def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], tau: float) -> DraftTree | None:
-        return host_growth.grow_on_host(spec, sequences, self, budgets, tau) if self.quick else None
+    def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], taus: Taus) -> DraftTree | None:
+        return host_growth.grow_on_host(spec, sequences, self, budgets, taus) if self.quick else None
 
     def _rows(self, counts: list[int], asked: list[list[tuple[int, ...]]]) -> Rows:
         members = [b for b, count in enumerate(counts) for _ in range(count)]
@@ -89,8 +90,8 @@ class Random:
 
 @pytest.mark.parametrize("tree", ["dynamic:4,4,20", "dynamic:1,3,3", "dynamic:8,2,60"])
 @pytest.mark.parametrize("reduced", [False, True])
-@pytest.mark.parametrize("tau", [1.0, 1.7])
-def test_the_trees_are_the_same(tree: str, reduced: bool, tau: float) -> None:
+@pytest.mark.parametrize("taus", [Taus(), Taus(1.7, 0.6)])
+def test_the_trees_are_the_same(tree: str, reduced: bool, taus: Taus) -> None:
     requests = [SamplingParams(temperature=0.0), SamplingParams(seed=7), SamplingParams(seed=9, temperature=0.6)]
     texts = [sequence(number, params) for number, params in enumerate([*requests, *requests])]
     budgets = [Budget(*pair) for pair in ((60, 9), (60, 9), (5, 2), (0, 0), (9, 1), (60, 3))]
@@ -100,7 +101,7 @@ def test_the_trees_are_the_same(tree: str, reduced: bool, tau: float) -> None:
     def trees(quick: bool) -> list[list[tuple[int, ...]]]:
         run = Random(texts, part, ids, quick)
         history = History(VOCABULARY, torch.device("cpu"))
-        made = grow(TreeSpec.parse(tree), VOCABULARY, history, texts, run, budgets, tau=tau)
+        made = grow(TreeSpec.parse(tree), VOCABULARY, history, texts, run, budgets, taus=taus)
         return [paths_of(made, row) for row in range(len(texts))]
 
     slow = trees(False)
@@ -124,12 +125,11 @@ def test_candidates_are_the_best_with_their_shares(half: bool, size: int) -> Non
     ids, keys = torch.arange(size) * 5 + 2, [3, 3, -(2**62), 8, 8]
     raced = [True, True, True, False, True]
     heats = [0.7, 0.7, 1.0, 0.3, 2.0]
-    places, shares = choice.candidates(logits, ids, 9, temperature=heats, keys=keys, raced=raced, tau=1.4)
+    places, shares = choice.candidates(logits, ids, 9, temperature=heats, keys=keys, raced=raced, taus=(0.6, 1.4))
     noise = -(-uniform(torch.tensor(keys)[:, None], ids).log()).log()
     for row in range(5):
         scores = logits[row].double()
-        if raced[row]:
-            scores = (scores / heats[row] + noise[row]) / 1.4
+        scores = (scores / heats[row] + noise[row]) / 1.4 if raced[row] else scores / 0.6
         law = scores.log_softmax(0)
         best = law.topk(9).values
         torch.testing.assert_close(torch.tensor(shares[row]).double(), best, atol=1e-4, rtol=1e-4)
@@ -140,7 +140,7 @@ def test_candidates_are_the_best_with_their_shares(half: bool, size: int) -> Non
 def test_next_to_no_temperature_is_none(temperature: float) -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     places, shares = choice.candidates(
-        logits, torch.arange(3), 1, temperature=[temperature], keys=[5], raced=[True], tau=1.0
+        logits, torch.arange(3), 1, temperature=[temperature], keys=[5], raced=[True], taus=(1.0, 1.0)
     )
     assert places == [[1]]
     assert shares == [[0.0]]
@@ -151,7 +151,7 @@ def test_what_is_no_number_is_not_drafted() -> None:
     logits = torch.tensor([[nan, nan, nan], [1.0, nan, 2.0], [1.0, inf, 2.0], [-inf, -inf, -inf]])
     for raced in (False, True):
         places, shares = choice.candidates(
-            logits, torch.arange(3), 2, temperature=[1.0] * 4, keys=[5] * 4, raced=[raced] * 4, tau=1.0
+            logits, torch.arange(3), 2, temperature=[1.0] * 4, keys=[5] * 4, raced=[raced] * 4, taus=(1.0, 1.0)
         )
         assert places[0] == places[3] == [-1, -1]
         assert shares[0] == shares[3] == [-inf, -inf]
@@ -177,7 +177,13 @@ def test_a_head_that_breaks_off_drafts_no_further() -> None:
 
 def test_a_row_without_so_many_says_so() -> None:
     places, shares = choice.candidates(
-        torch.tensor([[1.0, -torch.inf, 2.0]]), torch.arange(3), 3, temperature=[0.0], keys=[0], raced=[False], tau=1.0
+        torch.tensor([[1.0, -torch.inf, 2.0]]),
+        torch.arange(3),
+        3,
+        temperature=[0.0],
+        keys=[0],
+        raced=[False],
+        taus=(0.7, 1.0),
     )
     assert places == [[2, 0, -1]]
     assert shares[0][2] == -float("inf")
@@ -208,7 +214,7 @@ def test_a_head_in_c_drafts_what_it_drafts_in_tensors(
         head = head_of(method, target)
         for part in ("q_proj", "v_proj", "o_proj"):  # so that what a row sees counts
             head.get_parameter(f"model.layers.0.self_attn.{part}.weight").data.mul_(2.5)
-        drafter: Drafter = FeatureDrafter(head, 512, TreeSpec.parse("dynamic:3,4,12"), 128, tau=1.3)
+        drafter: Drafter = FeatureDrafter(head, 512, TreeSpec.parse("dynamic:3,4,12"), 128, Taus(1.3, 0.7))
         texts = [sequence(n, kinds[kind], length=9 + 20 * n, vocabulary=128) for n, kind in enumerate(requests)]
         states = torch.Generator().manual_seed(1)
         found, start = [], [0] * len(texts)

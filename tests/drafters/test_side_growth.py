@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
+from forerun.drafters.confidence import Taus
 from forerun.drafters.drafter import Budget
 from forerun.drafters.side_growth import SideGrowth, within_reach
 from forerun.drafters.side_run import SideRun
@@ -47,10 +48,10 @@ def test_the_trees_are_the_hosts(method: str, cut: bool, raced: bool, spec: Tree
     heads = heads_of(method, cut=cut)
     sequences = [sequence(number, 0.7 if raced and number % 2 else 0.0) for number in range(1, 5)]
     states = torch.randn(4, 64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    growth = SideGrowth(heads, spec, 8, raced, 0.8, Graphs(DEVICE), Graphs(DEVICE).pool())
+    growth = SideGrowth(heads, spec, 8, raced, Taus(0.8, 1.3), Graphs(DEVICE), Graphs(DEVICE).pool())
     growth.bring(states, sequences, BUDGETS)
     own = growth.run().on(torch.device("cpu"))
-    host = SideRun(heads(states), [True] * 4, DEVICE, heads.ids).grow(spec, sequences, BUDGETS, 0.8)
+    host = SideRun(heads(states), [True] * 4, DEVICE, heads.ids).grow(spec, sequences, BUDGETS, Taus(0.8, 1.3))
     assert host is not None
     for b, budget in enumerate(BUDGETS):
         paths = paths_of(own, b)
@@ -85,6 +86,6 @@ def test_no_tree_reaches_beyond_what_is_listed(width: int, depth: int, size: int
 @torch.inference_mode()
 def test_broken_logits_draft_nothing() -> None:
     heads = heads_of("medusa", cut=False)
-    growth = SideGrowth(heads, SPECS[0], 1, False, 1.0, Graphs(DEVICE), None)
+    growth = SideGrowth(heads, SPECS[0], 1, False, Taus(), Graphs(DEVICE), None)
     growth.bring(torch.full((1, 64), float("nan"), device=DEVICE), [sequence(1, 0.0)], [Budget(12, 3)])
     assert len(paths_of(growth.run().on(torch.device("cpu")), 0)) == 1

@@ -15,6 +15,7 @@ from forerun.core.history import History
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import Taus
 from forerun.drafters.drafter import Budget
 from forerun.drafters.growing import grow
 from forerun.drafters.side_run import SideRun, candidates
@@ -83,7 +84,7 @@ def test_the_tree_is_that_of_the_levels(
     budgets = [Budget(14, 4), Budget(budget, depth), Budget(14, 3)]
     run = run_over(logits, parts, IDS if cut else None)
     own, general = (
-        grow(spec, VOCABULARY, History(VOCABULARY, run.device), sequences, each, budgets, tau=0.8)  # type: ignore[arg-type]
+        grow(spec, VOCABULARY, History(VOCABULARY, run.device), sequences, each, budgets, taus=Taus(0.8, 0.6))  # type: ignore[arg-type]
         for each in (run, ByLevels(run_over(logits, parts, IDS if cut else None)))
     )
     assert own.log_values is not None
@@ -107,12 +108,12 @@ def test_the_most_valuable_nodes_of_all(seed: int, nodes: int) -> None:
     logits = 2 * torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(seed))
     text = sequence(1, **GREEDY)
     run = run_over(logits, [True], None)
-    tree = run.grow(TreeSpec.parse("dynamic:5,3,100"), [text], [Budget(nodes, 3)], 1.0)
+    tree = run.grow(TreeSpec.parse("dynamic:5,3,100"), [text], [Budget(nodes, 3)], Taus(1.0, 0.8))
     assert tree is not None
     assert tree.log_values is not None
     (values,) = tree.log_values()
     assert values is not None
-    shares = logits[0].double().log_softmax(1)
+    shares = (logits[0].double() / 0.8).log_softmax(1)
     every = [
         sum(shares[level, token].item() for level, token in enumerate(path))
         for length in (1, 2, 3)
@@ -125,11 +126,11 @@ def test_who_draws_or_cuts_goes_by_levels() -> None:
     run = run_over(torch.randn(1, DEPTHS, VOCABULARY), [True], None)
     for params in ({"temperature": 1.0}, {"temperature": 0.8, "seed": 1, "top_p": 0.9}, {"presence_penalty": 0.5}):
         text = sequence(1, **{"temperature": 0.0, **params})
-        assert run.grow(SPECS[1], [text], [Budget(9, 4)], 1.0) is None
+        assert run.grow(SPECS[1], [text], [Budget(9, 4)], Taus()) is None
 
 
 def test_a_broken_head_drafts_nonsense_and_no_more() -> None:
     logits = torch.full((1, DEPTHS, VOCABULARY), torch.nan)
-    columns, shares = candidates(logits, None, [sequence(1, **GREEDY)], 3, 1.0)
+    columns, shares = candidates(logits, None, [sequence(1, **GREEDY)], 3, Taus())
     assert columns.shape == shares.shape == (1, DEPTHS, 3)
     assert shares.isfinite().all()

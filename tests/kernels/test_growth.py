@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forerun.core.tree import DraftTree
 from forerun.drafters import device_growth
+from forerun.drafters.confidence import Taus
 from forerun.drafters.device_growth import best_tree, token_noise
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.kernels import growth as module
@@ -73,7 +74,8 @@ def test_the_best_are_those_of_a_stable_sort(
     race = race_of(texts, size, device) if raced else None
     fine = torch.randn(texts * share, size, generator=torch.Generator().manual_seed(size)).to(device) * 4
     for scores in (fine, coarse(texts * share, size, device, size)):
-        same_best(built(best_children)(scores, width, race), best_children.plain(scores, width, race))
+        for tau in (1.0, 0.7):
+            same_best(built(best_children)(scores, width, race, tau), best_children.plain(scores, width, race, tau))
 
 
 def test_what_the_best_are() -> None:
@@ -277,7 +279,7 @@ def test_and_so_is_that_of_the_kernels(built: Callable[..., Any], device: torch.
 
 def test_a_head_grows_the_same_trees_with_kernels(built: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and seeded texts, budgets that end early, a place of the bucket that is empty."""
-    plainly = lived("eagle3", "dynamic:3,3,8", 1.6, 3)
+    plainly = lived("eagle3", "dynamic:3,3,8", Taus(1.6, 0.7), 3)
     with_kernels: list[str] = []
 
     def counted(kernel: Kernel[Any, Any]) -> Callable[..., Any]:
@@ -291,7 +293,7 @@ def test_a_head_grows_the_same_trees_with_kernels(built: Callable[..., Any], mon
 
     for kernel in (best_children, grow_level, best_tree, token_noise):
         monkeypatch.setattr(device_growth, kernel.name, counted(kernel))
-    assert lived("eagle3", "dynamic:3,3,8", 1.6, 3) == plainly
+    assert lived("eagle3", "dynamic:3,3,8", Taus(1.6, 0.7), 3) == plainly
     steps = with_kernels.count("best_tree")
     assert steps > 0
     assert with_kernels.count("grow_level") == with_kernels.count("token_noise") == 3 * steps

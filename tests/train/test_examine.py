@@ -12,6 +12,7 @@ from torch import Tensor
 
 from forerun.core.params import SamplingParams
 from forerun.drafters import parallel
+from forerun.drafters.confidence import Taus
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.none import NoDrafter
 from forerun.drafters.parallel import Parallel
@@ -134,7 +135,7 @@ def test_a_drafter_that_is_the_target_is_always_right_and_knows_it() -> None:
     p = laws(2.0, 1)
     assert bool(found.learn(0, p, p, None, noise).all())
     assert found.accuracies[0][0] == 1.0
-    assert found.tau == TAUS[0]  # the race is decided: the sharpest there is
+    assert found.coupled.best == found.greedy.best == TAUS[0]  # the race is decided: the sharpest there is
 
 
 def test_confidence_is_compared_with_what_came_true() -> None:
@@ -143,8 +144,10 @@ def test_confidence_is_compared_with_what_came_true() -> None:
     q = laws(2.0, 1).repeat(10, 1)
     said = torch.multinomial(q.softmax(-1), 1, generator=noise)
     found.learn(0, q, torch.zeros_like(q).scatter_(1, said, 9.0), None, noise)
-    assert len(found.greedy.rows) == BINS
-    for row in found.greedy.rows:
+    assert found.greedy.best == pytest.approx(1.0, abs=0.11)
+    rows = found.greedy.trust[TAUS.index(1.0)].rows
+    assert len(rows) == BINS
+    for row in rows:
         assert row["acceptance"] == pytest.approx(row["confidence"], abs=0.08)
 
 
@@ -155,23 +158,23 @@ def test_an_overconfident_drafter_is_found_out() -> None:
     p = torch.zeros_like(q)
     p[:100, 3], p[100:, 20] = 60.0, 60.0
     found.learn(0, q, p, None, torch.Generator().manual_seed(0))
-    unlikely, sure = found.greedy.rows
+    unlikely, sure = found.greedy.trust[TAUS.index(1.0)].rows
     assert sure == {"from": 0.9, "to": 1.0, "candidates": 400, "confidence": 1.0, "acceptance": 0.25}
     assert (unlikely["to"], unlikely["candidates"], unlikely["confidence"]) == (0.1, 9 * 400, 0.0)
-    assert found.tau == TAUS[-1], "the flattest there is"
+    assert found.coupled.best == found.greedy.best == TAUS[-1], "the flattest there is"
 
 
 def test_confidences_under_coupling_are_chances_with_the_tau_that_was_found() -> None:
     found, noise = Findings(1), torch.Generator().manual_seed(0)
     q = laws(2.0, 1).repeat(10, 1)
     found.learn(0, q, q + laws(1.0, 2).repeat(10, 1), None, noise)
-    assert int(found.coupled.candidates.sum()) == q.shape[0] * TOP
+    assert int(found.coupled.trusted.candidates.sum()) == q.shape[0] * TOP
 
     def miss(trust: Trust) -> float:
         return max(abs(row["confidence"] - row["acceptance"]) for row in trust.rows)
 
-    assert miss(found.coupled) < 0.1
-    assert miss(found.by_tau[-1]) > 0.3
+    assert miss(found.coupled.trusted) < 0.1
+    assert miss(found.coupled.trust[-1]) > 0.3
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
@@ -179,18 +182,18 @@ def test_every_candidate_is_counted_once(method: str) -> None:
     target = tiny_model()
     head = new_head(method, target, ids=torch.arange(0, 50))
     found = examine(FeatureDrafter(head, 512, TreeSpec.parse("3"), 128), target, greedy_texts(target, count=6), 3)
-    for trust in (found.greedy, *found.by_tau):
+    for trust in (*found.greedy.trust, *found.coupled.trust):
         assert int(trust.candidates.sum()) == int(found.seen.sum()) * TOP
-    assert int(found.greedy.taken.sum()) == int(found.right.sum())
+    assert int(found.greedy.trusted.taken.sum()) == int(found.right.sum())
 
 
-@pytest.mark.parametrize("coupled", [False, True])
-def test_confidences_are_those_of_the_tree(coupled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["greedy", "coupled"])
+def test_confidences_are_those_of_the_tree(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same candidates in the same bins, with the noise that the tree's texts meet."""
     monkeypatch.setattr("forerun.train.examine.TOP", 4)  # as many as the tree has
     q = laws(2.0, 1)
     for place, tau in list(enumerate(TAUS))[::7]:
-        _, confidences, scores = tree_confidences(q, tau, coupled=coupled)
+        _, confidences, scores = tree_confidences(q, Taus(tau, tau), way=way)
         wanted = Trust()
         wanted.count(confidences.flatten(), torch.zeros(confidences.numel()))
         race = q.double().softmax(-1) / scores
@@ -198,7 +201,7 @@ def test_confidences_are_those_of_the_tree(coupled: bool, monkeypatch: pytest.Mo
             patch.setattr("torch.rand", lambda *_, race=race, **__: (-race).exp())
             found = Findings(1)
             found.learn(0, q, q, None, torch.Generator())
-        trust = found.by_tau[place] if coupled else found.greedy
+        trust = (found.coupled if way == "coupled" else found.greedy).trust[place]
         assert torch.equal(trust.candidates, wanted.candidates)
         torch.testing.assert_close(trust.confidence, wanted.confidence, atol=1e-3, rtol=1e-4)
 
@@ -209,7 +212,7 @@ def test_the_further_the_laws_are_apart_the_flatter_the_confidences() -> None:
         found, noise = Findings(1), torch.Generator().manual_seed(0)
         q = laws(2.0, 1)
         found.learn(0, q, q + laws(apart, 2), None, noise)
-        taus.append(found.tau)
+        taus.append(found.coupled.best)
     assert taus == sorted(taus)
     assert taus[0] < taus[-1]
 
@@ -233,8 +236,11 @@ def test_too_little_text_is_refused() -> None:
 def test_what_was_found_is_kept_beside_the_weights(tmp_path: Path) -> None:
     target = tiny_model()
     write_head(tmp_path / "head", HeadFolder("eagle", {}, new_head("eagle", target).trained(), {"steps": 5}))
-    update_manifest(tmp_path / "head", calibration={"accuracies": [[0.5, 0.1]], "tau": 1.2, "trees": {"cpu": "3"}})
+    update_manifest(
+        tmp_path / "head",
+        calibration={"accuracies": [[0.5, 0.1]], "tau": 1.2, "greedy_tau": 0.8, "trees": {"cpu": "3"}},
+    )
     manifest = read_head(tmp_path / "head").manifest
     assert manifest["steps"] == 5
-    assert Calibration.of(manifest).tau == 1.2
+    assert Calibration.of(manifest).taus == Taus(1.2, 0.8)
     assert json.loads((tmp_path / "head" / "forerun.json").read_text())["method"] == "eagle"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.core.params import SamplingParams
+from forerun.drafters.confidence import Taus
 from forerun.drafters.find import Setup, make_drafter
 from forerun.drafters.trained_folder import FLOATS
 from forerun.engine.llm import LLM
@@ -106,4 +107,4 @@ def test_calibrated(run: Terminal, flags: tuple[str, ...], deep: Path, prompts: 
     assert kept["accuracies"] == found["accuracies"]
     loaded = LoadedModel.load(deep, dtype="float32", device="cpu")
     drafter: Any = make_drafter(str(out), Setup(loaded.target, 64, loaded.load_beside))
-    assert (str(drafter.spec), drafter.spec.size, drafter.tau) == ("static:5", 5, found["tau"])
+    assert (str(drafter.spec), drafter.spec.size, drafter.taus) == ("static:5", 5, Taus.of(found))

@@ -47,7 +47,7 @@ def trained(
     """How right a trained drafter is, whether it knows, and which tree writes fastest on this kind of device.
 
     What is found goes into the drafter's folder, and the drafter uses it from then on: accuracies by depth and rank
-    for static trees, how far its confidences can be trusted when sampling with a seed, and the tree. For parallel
+    for static trees, how far its confidences can be trusted, and the tree. For parallel
     only the accuracies are used, and no trees are tried: it makes its own from them.
 
     [bold]Examples[/]
@@ -91,7 +91,7 @@ def trained(
             tell=tell,
         )
     if plot_file is not None:
-        write_whole(plot_file, draw_confidence(kind, drafter, found["confidence"], found["tau"]))
+        write_whole(plot_file, draw_confidence(kind, drafter, found))
         found["plot"] = str(plot_file)
     if as_json:
         typer.echo(json.dumps({"drafter": drafter, "seconds": time.perf_counter() - start, **found}, indent=2))
@@ -112,7 +112,7 @@ def _print(drafter: str, found: dict[str, Any], seconds: float) -> None:
     )
     console.print("Confidence against acceptance, for the ten best candidates of a place:")
     for way, bins in found["confidence"].items():
-        _print_confidence(way_of_choosing(way, found["tau"]), bins)
+        _print_confidence(way_of_choosing(way, found), bins)
     if found["timed"]:
         _print_trees(found)
     if "plot" in found:

@@ -10,15 +10,15 @@ from forerun.theory.plot import GRID, INK, MUTED, blank_figure, content
 COLOURS = {"greedy": "#2a788e", "coupled": "#d1495b"}
 
 
-def draw_confidence(kind: str, drafter: str, confidence: dict[str, list[dict[str, float]]], tau: float) -> bytes:
-    """The content of a picture file; `confidence` has the bins of both kinds."""
+def draw_confidence(kind: str, drafter: str, calibration: dict[str, Any]) -> bytes:
+    """The content of a picture file, from what a drafter's folder has of its calibration."""
     figure = blank_figure(6.0, 6.0)
     axes = figure.add_axes((0.12, 0.1, 0.84, 0.76))
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="as sure as right")
-    for way, bins in confidence.items():
+    for way, bins in calibration["confidence"].items():
         x, y = [row["confidence"] for row in bins], [row["acceptance"] for row in bins]
         look: dict[str, Any] = {"color": COLOURS[way], "linewidth": 2.2, "markersize": 8, "mec": "white"}
-        axes.plot(x, y, "o-", clip_on=False, label=way_of_choosing(way, tau), **look)
+        axes.plot(x, y, "o-", clip_on=False, label=way_of_choosing(way, calibration), **look)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xticks([tenth / 10 for tenth in range(0, 11, 2)])
@@ -36,5 +36,6 @@ def draw_confidence(kind: str, drafter: str, confidence: dict[str, list[dict[str
     return content(figure, kind)
 
 
-def way_of_choosing(way: str, tau: float) -> str:
-    return {"greedy": "temperature 0", "coupled": f"temperature 1 with a seed, τ = {tau:g}"}[way]
+def way_of_choosing(way: str, calibration: dict[str, Any]) -> str:
+    name, tau = {"greedy": ("temperature 0", "greedy_tau"), "coupled": ("temperature 1 with a seed", "tau")}[way]
+    return f"{name}, τ = {calibration.get(tau, 1.0):g}"

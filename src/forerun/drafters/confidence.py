@@ -2,14 +2,16 @@
 
 A candidate's score is q, or q/E under Gumbel coupling, where the target takes the largest p/E with the same E. The
 closer p is to q, the surer the largest q/E: a candidate's share of all (q/E)^(1/τ), the softmax of (log q + g)/τ,
-stands for its chance.
+stands for its chance. At temperature 0 the target takes the likeliest, and a drafter that knows p well is surer of it
+than q says: a share of q^(1/τ), with a τ of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +27,31 @@ LEAST_BIAS = -1e30
 apart while a token is left, and where none is, there is still a law to draw from: the target refuses what was drawn."""
 
 
-def draft_settings(params: Sequence[SamplingParams], device: torch.device, *, ranked: bool) -> LawSettings:
+@dataclass(frozen=True)
+class Taus:
+    """Below 1 confidences are sharper, so that dynamic trees get deeper, above 1 flatter. Who draws without coupling
+    has no use for either."""
+
+    coupled: float = 1.0
+    greedy: float = 1.0
+
+    @classmethod
+    def of(cls, calibration: Mapping[str, Any]) -> Taus:
+        """As a drafter's folder has them."""
+        return cls(float(calibration.get("tau", 1.0)), float(calibration.get("greedy_tau", 1.0)))
+
+
+AS_IT_IS = Taus()
+
+
+def draft_settings(
+    params: Sequence[SamplingParams], device: torch.device, *, ranked: bool, tau: float = 1.0
+) -> LawSettings:
     """Of the laws that a draft thinks by: the requests' own, but `ranked` at temperature 0 all tokens in their order,
-    since a one-hot has a single candidate."""
+    by q^(1/tau), since a one-hot has a single candidate."""
     if ranked:
         params = [
-            replace(each, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) if each.greedy else each for each in params
+            replace(each, temperature=tau, top_k=0, top_p=1.0, min_p=0.0) if each.greedy else each for each in params
         ]
     settings = LawSettings.of(params, device)
     return replace(settings, bias_values=settings.bias_values.clamp_min(LEAST_BIAS))

@@ -24,6 +24,7 @@ from forerun.core.noise import Purpose, gumbel, row_key
 from forerun.core.sequence import Sequence
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import Taus
 from forerun.drafters.drafter import Budget
 from forerun.drafters.told import Told, races
 from forerun.drafters.tree_spec import TreeSpec
@@ -102,11 +103,11 @@ class DeviceGrowth:
     """The trees of one bucket of texts."""
 
     def __init__(
-        self, head: FeatureHead, storage: Storage, spec: TreeSpec, bucket: Bucket, raced: bool, tau: float, pool: Any
+        self, head: FeatureHead, storage: Storage, spec: TreeSpec, bucket: Bucket, raced: bool, taus: Taus, pool: Any
     ) -> None:
         """`bucket` is that of the rows that are read up to the roots; `raced` says whether any text has noise."""
         assert head.static is not None
-        self.head, self.spec, self.raced, self.tau = head, spec, raced, tau
+        self.head, self.spec, self.raced, self.taus = head, spec, raced, taus
         self.rows = head.static.rows
         self.text = Buffers(bucket, head.device, head.feature_like)
         self.text.slots.fill_(-1)  # until a batch comes nothing is written
@@ -197,9 +198,8 @@ class DeviceGrowth:
                 brought = self.head.next_states(made[1].index_select(0, chosen.origins))
                 read, made = self.rows.states(self._rows_of(chosen, brought, level), storage)
             logits = scores(self.head.head, read).float()
-            shares, columns = (
-                each.view(texts, -1, spec.width) for each in best_children(logits, spec.width, self._race(level))
-            )
+            best = best_children(logits, spec.width, self._race(level), self.taus.greedy)
+            shares, columns = (each.view(texts, -1, spec.width) for each in best)
             chosen = grow_level(
                 shares,
                 columns,
@@ -230,11 +230,11 @@ class DeviceGrowth:
         return Level(bucket, chosen.tokens, chosen.positions, chosen.slots, self.each, brought, packed)
 
     def _race(self, level: int) -> Race | None:
-        """Candidates are ranked by q, or by (q/E)^(1/tau) where the text has noise; its nodes of a depth share it."""
+        """Candidates are ranked by q, or by q/E where the text has noise; its nodes of a depth share it."""
         if not self.raced:
             return None
         noise = token_noise(self.told["seeds"], self.told["positions"], self.ids, 1 + level)
-        return Race(noise, self.told.heat, self.told["raced"], self.tau)
+        return Race(noise, self.told.heat, self.told["raced"], self.taus.coupled)
 
 
 def among(tree: DraftTree, members: Many[int], sequences: Many[Sequence]) -> DraftTree:
@@ -268,7 +268,7 @@ class Growths:
 
     def __init__(self, head: FeatureHead, storage: Storage) -> None:
         self.head, self.storage = head, storage
-        self.known: dict[tuple[TreeSpec, Bucket, bool, float], DeviceGrowth] = {}
+        self.known: dict[tuple[TreeSpec, Bucket, bool, Taus], DeviceGrowth] = {}
         self.pool: Any = None
 
     def take(self, spec: TreeSpec, batch: Batch) -> bool:
@@ -276,16 +276,16 @@ class Growths:
         return fits(spec) and spec.width <= self.head.vocab_size and static is not None and static.takes(batch)
 
     def grow(
-        self, spec: TreeSpec, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget], tau: float
+        self, spec: TreeSpec, batch: Batch, sequences: Many[Sequence], budgets: Many[Budget], taus: Taus
     ) -> DraftTree:
-        return self.of(spec, Bucket.of(batch, (1,), None), races(sequences), tau).grow(batch, sequences, budgets)
+        return self.of(spec, Bucket.of(batch, (1,), None), races(sequences), taus).grow(batch, sequences, budgets)
 
-    def of(self, spec: TreeSpec, bucket: Bucket, raced: bool, tau: float) -> DeviceGrowth:
+    def of(self, spec: TreeSpec, bucket: Bucket, raced: bool, taus: Taus) -> DeviceGrowth:
         static = self.head.static
         assert static is not None
-        key = spec, bucket, raced, tau
+        key = spec, bucket, raced, taus
         if key not in self.known:
             if self.pool is None:
                 self.pool = static.graphs.pool()
-            self.known[key] = DeviceGrowth(self.head, self.storage, spec, bucket, raced, tau, self.pool)
+            self.known[key] = DeviceGrowth(self.head, self.storage, spec, bucket, raced, taus, self.pool)
         return self.known[key]

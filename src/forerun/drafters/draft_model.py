@@ -14,6 +14,7 @@ from typing import Any
 from forerun.core.history import History
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import AS_IT_IS, Taus
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.growing import grow, rows_below_root
@@ -55,7 +56,7 @@ def make(options: Options, setup: Setup) -> Drafter:
     model = load_draft(options.model, setup) if shared is None else _load_shared(shared, setup)
     if spec.branches and not model.branches:
         raise ValueError(f"the draft model {options.model} cannot read the tree {tree}: ask for a chain, as tree=4")
-    return DraftModel(RunAhead(model, setup.slots), spec, setup.target.vocab_size, tau=known.tau)
+    return DraftModel(RunAhead(model, setup.slots), spec, setup.target.vocab_size, taus=known.taus)
 
 
 def load_draft(name: str, setup: Setup) -> TargetModel:
@@ -114,7 +115,7 @@ class DraftModel:
         spec: TreeSpec,
         vocabulary: int,
         accuracies: Many[Many[float]] | None = None,
-        tau: float = 1.0,
+        taus: Taus = AS_IT_IS,
     ) -> None:
         """`vocabulary` is the target's; `accuracies` are for a tree that is `measured` by them."""
         self.spec = _settled(spec, accuracies)
@@ -122,7 +123,7 @@ class DraftModel:
         self.branches = self.spec.branches
         self.vocabulary = vocabulary
         self.ahead = ahead
-        self.tau = tau
+        self.taus = taus
         self.history = History(vocabulary, ahead.model.device)
 
     def draft(self, sequences: Many[Sequence], budgets: Many[Budget]) -> DraftTree:
@@ -132,7 +133,7 @@ class DraftModel:
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
         run = self.ahead.start(sequences, [rows_below_root(self.spec, budget) for budget in budgets])
-        tree = grow(self.spec, self.vocabulary, self.history, sequences, run, budgets, tau=self.tau)
+        tree = grow(self.spec, self.vocabulary, self.history, sequences, run, budgets, taus=self.taus)
         if any(run.takes_part):
             run.send_home()
         return tree

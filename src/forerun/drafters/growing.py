@@ -33,7 +33,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.shape import TreeShape
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree, LogValues
-from forerun.drafters.confidence import Scores, add_along_paths, draft_settings, token_race
+from forerun.drafters.confidence import AS_IT_IS, Scores, Taus, add_along_paths, draft_settings, token_race
 from forerun.drafters.drafter import Budget
 from forerun.drafters.host_growth import GrowsItself, dynamic_depth
 from forerun.drafters.level_run import LevelRun, Rows
@@ -60,23 +60,19 @@ def grow(
     run: LevelRun,
     budgets: Many[Budget],
     *,
-    tau: float = 1.0,
+    taus: Taus = AS_IT_IS,
 ) -> DraftTree:
-    """One tree for each sequence; `vocabulary` is the target's.
-
-    In a dynamic tree the confidences of a coupled request are shares of (q/E)^(1/tau): below 1 they are sharper, so
-    that trees get deeper, above 1 flatter. Other requests have no use for it.
-    """
-    assert tau > 0
+    """One tree for each sequence; `vocabulary` is the target's."""
+    assert min(taus.coupled, taus.greedy) > 0
     drafts = [part and min(b.nodes, b.depth) > 0 for b, part in zip(budgets, run.takes_part, strict=True)]
     if not any(drafts):
         return roots_only(sequences)
     budgets = [budget if some else Budget(0, 0) for budget, some in zip(budgets, drafts, strict=True)]
     if isinstance(run, GrowsItself):
-        tree = run.grow(spec, sequences, budgets, tau)
+        tree = run.grow(spec, sequences, budgets, taus)
         if tree is not None:
             return tree
-    step = _Step(spec, vocabulary, history, sequences, run, tau)
+    step = _Step(spec, vocabulary, history, sequences, run, taus)
     return step.grow_dynamic(budgets) if spec.dynamic else step.fill_shape(budgets)
 
 
@@ -104,10 +100,10 @@ class _Step:
         history: History,
         sequences: Many[Sequence],
         run: LevelRun,
-        tau: float,
+        taus: Taus,
     ) -> None:
         self.spec, self.vocabulary, self.history, self.sequences, self.run = spec, vocabulary, history, sequences, run
-        self.tau = tau
+        self.taus = taus
         self.device = run.device
         self.roots = self._column([sequence.tokens[-1] for sequence in sequences])
         self.positions = self._column([sequence.position for sequence in sequences])
@@ -125,7 +121,8 @@ class _Step:
     @cached_property
     def settings(self) -> LawSettings:
         ranked = self.spec.branches or self.spec.dynamic  # which tells how sure it is, with one path too
-        return draft_settings([text.params for text in self.sequences], self.device, ranked=ranked)
+        params = [text.params for text in self.sequences]
+        return draft_settings(params, self.device, ranked=ranked, tau=self.taus.greedy)
 
     # --- a shape that is known beforehand ---------------------------------------------------------------------
 
@@ -192,7 +189,7 @@ class _Step:
 
         def values() -> list[list[float] | None]:
             params = [text.params for text in self.sequences]
-            ranked = draft_settings(params, self.device, ranked=True)
+            ranked = draft_settings(params, self.device, ranked=True, tau=self.taus.greedy)
             shares = []
             for (level, columns), plan in zip(filled, levels, strict=True):
                 q = level.q if self.spec.branches or self.penalises else self._law(level.rows, ranked, None)
@@ -300,7 +297,7 @@ class _Step:
     def _scores(self, level: _Level, q: Tensor) -> Scores:
         """What the candidates of a level's rows are worth, by laws q [R, C]."""
         coupled = self._rows_of(level.rows, self.coupled)
-        return Scores.of(q, None if coupled is None else self._token_race(level), coupled, self.tau)
+        return Scores.of(q, None if coupled is None else self._token_race(level), coupled, self.taus.coupled)
 
     def _fit(self, logits: Tensor) -> Tensor:
         """Over the columns of the step, or over the target's vocabulary: models pad theirs to different sizes. A draft

@@ -11,6 +11,7 @@ from forerun.core.native import choice
 from forerun.core.noise import Purpose, key_at
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import Taus
 from forerun.drafters.drafter import Budget
 from forerun.drafters.host_growth import dynamic_depth
 from forerun.drafters.tree_spec import TreeSpec
@@ -57,16 +58,16 @@ class GrowthInC:
         states: Tensor,
         slots: NDArray[np.int64],
         storage: Storage,
-        tau: float,
+        taus: Taus,
     ) -> DraftTree:
         """`states` [n, H] are what the rows of the text bring that the head has not read, the root's last; `slots` are
         those of the head's text and of the rows behind it."""
         depth = dynamic_depth(spec, budget)
-        race = None
+        race, tau = None, taus.greedy
         if sequence.coupled and not sequence.params.greedy:
             first = sequence.position + 1
             keys = [key_at(sequence.seed, at, Purpose.TOKEN) for at in range(first, first + depth)]
-            race = Race(keys, sequence.params.temperature)
+            race, tau = Race(keys, sequence.params.temperature), taus.coupled
         text = Text(sequence.tokens[-states.shape[0] :], states, slots, len(sequence.tokens) - 1)
         size = 1 + max(0, min(spec.size, budget.nodes))
         tokens, parents, values = self._tree(spec).grow(text, race, storage, size, depth, tau, self.least)

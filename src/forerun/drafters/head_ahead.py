@@ -18,6 +18,7 @@ from torch import Tensor
 
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import Taus
 from forerun.drafters.device_growth import Growths, among
 from forerun.drafters.drafter import Budget, Observation
 from forerun.drafters.growth_in_c import GrowthInC
@@ -258,18 +259,18 @@ class HeadRun(Run):
         self._brought = joined(states) if states else None
         self._made: Tensor | None = None  # [B, 1 + I, H] behind the root and the nodes read so far
 
-    def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], tau: float) -> DraftTree | None:
+    def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], taus: Taus) -> DraftTree | None:
         if not plain_laws(sequences):
             return None
         if len(sequences) == 1 and all(self.takes_part) and self._ahead.in_c.takes(spec, self.unread(0)):
             assert self._brought is not None
             slots, storage = self._cache.all_slots(self._sequences[0].id), self._cache.storage
             self.sound = False
-            tree = self._ahead.in_c.grow(spec, sequences[0], budgets[0], self._brought, slots, storage, tau)
+            tree = self._ahead.in_c.grow(spec, sequences[0], budgets[0], self._brought, slots, storage, taus)
             self.sound = True
             return tree
         if self._head.amx is not None and fits(spec):
-            return grow_on_host(spec, sequences, self, budgets, tau)
+            return grow_on_host(spec, sequences, self, budgets, taus)
         batch = self.brought_rows()
         if not self._ahead.on_device.take(spec, batch):
             return None
@@ -277,7 +278,7 @@ class HeadRun(Run):
         drafting = [sequences[b] for b in members]
         spec = _within(spec, max(budget.nodes for budget in budgets))
         self.sound = False
-        tree = self._ahead.on_device.grow(spec, batch, drafting, [budgets[b] for b in members], tau)
+        tree = self._ahead.on_device.grow(spec, batch, drafting, [budgets[b] for b in members], taus)
         self.sound = True
         return tree if len(members) == len(sequences) else among(tree, members, sequences)
 

@@ -20,6 +20,7 @@ from forerun.core.noise import Purpose, key_at
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import Taus
 from forerun.drafters.drafter import Budget
 from forerun.drafters.tree_spec import TreeSpec
 
@@ -31,7 +32,7 @@ MOST = 64
 class GrowsItself(Protocol):
     """A run that has a faster way to some trees."""
 
-    def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], tau: float) -> DraftTree | None:
+    def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], taus: Taus) -> DraftTree | None:
         """None where it has not. Budgets are 0 for those who sit out."""
         ...
 
@@ -118,7 +119,7 @@ class _Growing:
 
 
 def grow_on_host(
-    spec: TreeSpec, sequences: Many[Sequence], run: HostRun, budgets: Many[Budget], tau: float
+    spec: TreeSpec, sequences: Many[Sequence], run: HostRun, budgets: Many[Budget], taus: Taus
 ) -> DraftTree:
     """Budgets are 0 for those who sit out of the run."""
     width = spec.width
@@ -148,7 +149,7 @@ def grow_on_host(
             temperature=[sequences[b].params.temperature for b in members],
             keys=_keys(sequences, members, depth) if any(racing) else [0] * len(members),
             raced=[racing[b] for b in members],
-            tau=tau,
+            taus=(taus.greedy, taus.coupled),
         )
         if named is not None:
             places = [[named[place] if place >= 0 else -1 for place in row] for row in places]

@@ -99,7 +99,7 @@ class HeadInRounds:
     def growth(self, spec: TreeSpec, texts: int, raced: bool, blocks: int = 1) -> DeviceGrowth:
         """`blocks`: what a text has at most in the head's cache."""
         bucket = Bucket.regular(texts, 1 + spec.depth, blocks, (1,), all_wanted=False)
-        return self.ahead.on_device.of(spec, bucket, raced, self.drafter.tau)
+        return self.ahead.on_device.of(spec, bucket, raced, self.drafter.taus)
 
     def open(self, sequences: Many[Sequence], spec: TreeSpec, most: int) -> OpenHead | None:
         taken = 1 + spec.depth
@@ -153,7 +153,7 @@ class SideInRounds:
         key = spec, texts, raced
         if key not in self.known:
             own = self.drafter
-            self.known[key] = SideGrowth(own.heads, spec, texts, raced, own.tau, self.graphs, self.pool)
+            self.known[key] = SideGrowth(own.heads, spec, texts, raced, own.taus, self.graphs, self.pool)
         return self.known[key]
 
     def open(self, sequences: Many[Sequence], spec: TreeSpec, most: int) -> OpenSide | None:

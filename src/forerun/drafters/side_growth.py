@@ -19,6 +19,7 @@ from torch import Tensor
 
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import Taus
 from forerun.drafters.device_growth import best_tree, token_noise
 from forerun.drafters.drafter import Budget
 from forerun.drafters.told import Told
@@ -61,11 +62,11 @@ class SideGrowth:
     """For some number of texts and one kind of tree."""
 
     def __init__(
-        self, heads: SideHeads, spec: TreeSpec, texts: int, raced: bool, tau: float, graphs: Graphs, pool: Any
+        self, heads: SideHeads, spec: TreeSpec, texts: int, raced: bool, taus: Taus, graphs: Graphs, pool: Any
     ) -> None:
         assert fits(heads, spec)
         device = heads.device
-        self.heads, self.spec, self.texts, self.raced, self.tau = heads, spec, texts, raced, tau
+        self.heads, self.spec, self.texts, self.raced, self.taus = heads, spec, texts, raced, taus
         self.layers, self.graphs, self.pool = (heads.layer,), graphs, pool
         self.told = Told(texts, device)
         self.states = torch.zeros(texts, heads.lm_head.in_features, dtype=heads.dtype, device=device)
@@ -109,7 +110,7 @@ class SideGrowth:
     def _launch(self) -> DraftTree:
         told, spec = self.told, self.spec
         logits = self.heads(self.states, spec.depth).float()
-        shares, columns = best_children(logits.flatten(0, 1), spec.width, self._race())
+        shares, columns = best_children(logits.flatten(0, 1), spec.width, self._race(), self.taus.greedy)
         shares = shares.nan_to_num(nan=-math.inf, neginf=-math.inf).clamp(max=0.0).view(self.texts, -1)
         shares = torch.cat([shares, shares.new_zeros(self.texts, 1)], 1)
         tokens = torch.cat([self.ids[columns].view(self.texts, -1), told["tokens"][:, None]], 1)
@@ -125,4 +126,4 @@ class SideGrowth:
         told, depth = self.told, self.spec.depth
         places = (told["positions"][:, None] + self.each_depth).flatten()
         seeds, heat, raced = (each.repeat_interleave(depth) for each in (told["seeds"], told.heat, told["raced"]))
-        return Race(token_noise(seeds, places, self.ids, 1), heat, raced, self.tau)
+        return Race(token_noise(seeds, places, self.ids, 1), heat, raced, self.taus.coupled)

@@ -19,7 +19,7 @@ from forerun.core.noise import StepNoise
 from forerun.core.sequence import Sequence
 from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
-from forerun.drafters.confidence import token_race
+from forerun.drafters.confidence import Taus, token_race
 from forerun.drafters.drafter import Budget
 from forerun.drafters.host_growth import dynamic_depth, plain_laws
 from forerun.drafters.level_run import Rows
@@ -54,12 +54,12 @@ class SideRun:
     def chain(self, tokens: Tensor, count: int) -> Tensor:
         raise NotImplementedError("these heads write nothing ahead")
 
-    def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], tau: float) -> DraftTree | None:
+    def grow(self, spec: TreeSpec, sequences: Many[Sequence], budgets: Many[Budget], taus: Taus) -> DraftTree | None:
         """None for requests that cut their laws, or draw from them."""
         if self._logits is None or spec.width > self.vocabulary or not plain_laws(sequences):
             return None
         members = [sequences[b] for b, part in enumerate(self.takes_part) if part]
-        columns, shares = candidates(self._logits, self.ids, members, spec.width, tau)
+        columns, shares = candidates(self._logits, self.ids, members, spec.width, taus)
         tokens: list[list[list[int]]] = columns.tolist()
         told: list[list[list[float]]] = shares.tolist()
         trees = []
@@ -123,7 +123,7 @@ class _Tree:
 
 
 def candidates(
-    logits: Tensor, ids: Tensor | None, sequences: Many[Sequence], count: int, tau: float
+    logits: Tensor, ids: Tensor | None, sequences: Many[Sequence], count: int, taus: Taus
 ) -> tuple[Tensor, Tensor]:
     """The best tokens [B, K, count] at each of K depths, from logits [B, K, C], with the logarithms of their shares:
     what `Scores` says of a softmax as it is, or of a race."""
@@ -136,9 +136,11 @@ def candidates(
         scores = scores.double() / torch.tensor(warmth, dtype=torch.float64, device=scores.device)[:, None, None]
         scores = torch.where(
             to_device(racing, scores.device)[:, None, None].bool(),
-            (scores - _race(sequences, scores.shape[1], scores.shape[2], ids, scores.device).log_()) / tau,
-            scores,
+            (scores - _race(sequences, scores.shape[1], scores.shape[2], ids, scores.device).log_()) / taus.coupled,
+            scores / taus.greedy,
         )
+    elif taus.greedy != 1:
+        scores = scores / taus.greedy
     best = scores.topk(count)
     shares = best.values - scores.logsumexp(2, keepdim=True)
     return (best.indices if ids is None else ids[best.indices]), shares

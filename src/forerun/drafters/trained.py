@@ -10,6 +10,7 @@ from torch import Tensor
 from forerun.core.history import History
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
+from forerun.drafters.confidence import AS_IT_IS, Taus
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
@@ -27,10 +28,10 @@ from forerun.models.heads.side_heads import SideHeads, load_side_heads
 class FeatureDrafter(DraftModel):
     gains: tuple[float, ...] = ()
 
-    def __init__(self, head: FeatureHead, slots: int, spec: TreeSpec, vocabulary: int, tau: float = 1.0) -> None:
+    def __init__(self, head: FeatureHead, slots: int, spec: TreeSpec, vocabulary: int, taus: Taus = AS_IT_IS) -> None:
         """`vocabulary` is the target's."""
         ahead = HeadAhead(head, slots)
-        super().__init__(ahead, spec, vocabulary, tau=tau)
+        super().__init__(ahead, spec, vocabulary, taus=taus)
         self._states = ahead
         self.layers = head.taps
 
@@ -57,7 +58,7 @@ def feature_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     calibration = Calibration.of(folder.manifest)
     spec = calibration.spec(options.tree, kind_of(target))
     head = load_head(folder, target)
-    made = FeatureDrafter(head, setup.slots, spec, target.vocab_size, calibration.tau)
+    made = FeatureDrafter(head, setup.slots, spec, target.vocab_size, calibration.taus)
     made.gains = calibration.gains(spec)
     return made
 
@@ -69,9 +70,9 @@ class SideDrafter:
     top: int = 0
     gains: tuple[float, ...] = ()
 
-    def __init__(self, heads: SideHeads, spec: TreeSpec, vocabulary: int, tau: float = 1.0) -> None:
+    def __init__(self, heads: SideHeads, spec: TreeSpec, vocabulary: int, taus: Taus = AS_IT_IS) -> None:
         """`vocabulary` is the target's."""
-        self.heads, self.spec, self.vocabulary, self.tau = heads, spec.within(heads.count), vocabulary, tau
+        self.heads, self.spec, self.vocabulary, self.taus = heads, spec.within(heads.count), vocabulary, taus
         self.drawing, self.branches = spec.drawing, spec.branches
         self.layers = (heads.layer,)
         self.history = History(vocabulary, heads.device)
@@ -89,7 +90,7 @@ class SideDrafter:
             with torch.inference_mode():
                 logits = self.heads(torch.stack(present))
         run = SideRun(logits, [state is not None for state in states], self.heads.device, self.heads.ids)
-        return grow(self.spec, self.vocabulary, self.history, sequences, run, budgets, tau=self.tau)
+        return grow(self.spec, self.vocabulary, self.history, sequences, run, budgets, taus=self.taus)
 
     def observe(self, observations: Many[Observation]) -> None:
         """Where nothing is drafted this should cost nothing."""
@@ -127,7 +128,7 @@ def side_drafter(method: str, options: HeadOptions, setup: Setup) -> Drafter:
     calibration = Calibration.of(folder.manifest)
     heads = load_side_heads(folder, target)
     spec = calibration.spec(options.tree, kind_of(target))
-    made = SideDrafter(heads, spec, target.vocab_size, calibration.tau)
+    made = SideDrafter(heads, spec, target.vocab_size, calibration.taus)
     made.gains = calibration.gains(spec)
     return made
 

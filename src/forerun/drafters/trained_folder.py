@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from forerun.drafters.confidence import AS_IT_IS, Taus
 from forerun.drafters.find import Setup
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.fields import read_json
@@ -54,8 +55,7 @@ class Calibration:
 
     accuracies: tuple[tuple[float, ...], ...] = ()
     """By depth and rank: how often the target said the drafter's candidate, where it had said all those above."""
-    tau: float = 1.0
-    """Of the confidences under coupling (`grow`)."""
+    taus: Taus = AS_IT_IS
     trees: Mapping[str, str] = field(default_factory=dict)
     """By kind of device, the tree that wrote fastest."""
 
@@ -68,14 +68,16 @@ class Calibration:
             trees = {str(kind): str(tree) for kind, tree in dict(found.get("trees", {})).items()}
             for tree in trees.values():
                 TreeSpec.parse(tree)
-            tau = float(found.get("tau", 1.0))
-            if not 0.01 <= tau <= 100 or not all(0 <= a <= 1 for row in accuracies for a in row):
+            taus = Taus.of(found)
+            if not all(0.01 <= tau <= 100 for tau in vars(taus).values()) or not all(
+                0 <= a <= 1 for row in accuracies for a in row
+            ):
                 raise ValueError("a number in it cannot be")
         except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(
                 f"the calibration in {MANIFEST} is damaged ({error}): run `forerun calibrate` again"
             ) from None
-        return cls(accuracies, tau, trees)
+        return cls(accuracies, taus, trees)
 
     def gains(self, spec: TreeSpec) -> tuple[float, ...]:
         """The tokens that trees of 0, 1, 2, … nodes, as wide and as deep as `spec` at most, are expected to gain, by

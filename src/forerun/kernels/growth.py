@@ -55,16 +55,18 @@ class Race:
     tau: float
 
 
-def _plain_best(scores: Tensor, width: int, race: Race | None = None) -> tuple[Tensor, Tensor]:
+def _plain_best(scores: Tensor, width: int, race: Race | None = None, tau: float = 1.0) -> tuple[Tensor, Tensor]:
     """scores [R, V] float32 → the logarithms of the shares that the `width` best have of all, [R, width], falling, and
     their columns. Of equal scores the lower column is better; NaN counts as −∞, and who has −∞ has no share.
 
-    With a race of B texts, each has R / B rows, one behind the other.
+    With a race of B texts, each has R / B rows, one behind the other. Shares are those of e^(score / tau) where there
+    is no race.
     """
+    scores, raw = scores * (1 / tau), scores
     if race is not None:
-        of_text = scores.view(race.heat.shape[0], -1, scores.shape[1])
+        of_text = raw.view(race.heat.shape[0], -1, raw.shape[1])
         arrives = (of_text / race.heat[:, None, None] + race.noise[:, None]) * (1 / race.tau)
-        scores = torch.where((race.raced > 0)[:, None, None], arrives, of_text).view_as(scores)
+        scores = torch.where((race.raced > 0)[:, None, None], arrives, scores.view_as(arrives)).view_as(raw)
     scores = scores.nan_to_num(nan=-math.inf, neginf=-math.inf)
     best, columns = scores.sort(dim=-1, descending=True, stable=True)
     best, columns = best[:, :width], columns[:, :width].contiguous()
@@ -72,7 +74,7 @@ def _plain_best(scores: Tensor, width: int, race: Race | None = None) -> tuple[T
     return shares.masked_fill(best == -math.inf, -math.inf), columns
 
 
-def _device_best(scores: Tensor, width: int, race: Race | None = None) -> tuple[Tensor, Tensor]:
+def _device_best(scores: Tensor, width: int, race: Race | None = None, tau: float = 1.0) -> tuple[Tensor, Tensor]:
     from forerun.kernels.gpu import growth as gpu
 
     rows, size = scores.shape
@@ -90,7 +92,7 @@ def _device_best(scores: Tensor, width: int, race: Race | None = None) -> tuple[
     noise, heat, raced = (scores, scores, scores) if race is None else (race.noise, race.heat, race.raced)
     gpu.best_of_tiles[(rows, tiles)](
         scores, noise, heat, raced, keys, tops, sums, size, tiles, scores.stride(0),
-        1.0 if race is None else 1 / race.tau, SHARE=1 if race is None else rows // race.heat.shape[0],
+        1 / tau, 1.0 if race is None else 1 / race.tau, SHARE=1 if race is None else rows // race.heat.shape[0],
         WIDTH=width, TILE=tile, RACED=race is not None, num_warps=WARPS, **ahead(device),
     )  # fmt: skip
     listed = power_of_two(tiles * width)

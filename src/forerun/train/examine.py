@@ -6,9 +6,10 @@ the drafts whose path came true, the only ones that count. Three things come of 
 - accuracies: how often the target says the drafter's candidate of rank r at depth d. Static trees are built from them.
 - confidence against acceptance (as in EAGLE-2, Li et al., 2024): a dynamic tree relies on a candidate's confidence
   being its chance. It is told for both kinds, of greedy texts and of those that are sampled with a seed.
-- tau: under Gumbel coupling the chance of a candidate is read from (q/E)^(1/tau). Where the drafter is sure of laws
+- taus: under Gumbel coupling the chance of a candidate is read from (q/E)^(1/tau). Where the drafter is sure of laws
   that are not the target's, the race is less decided than it believes: tau is what makes the target's real choices
-  most likely.
+  most likely. At temperature 0 it is read from q^(1/tau), with another tau, found alike: the likeliest is not one draw
+  from p, and a drafter that is close to p knows it more often than q says.
 """
 
 from __future__ import annotations
@@ -80,18 +81,46 @@ class Trust:
 
 
 @dataclass
+class ByTau:
+    """What candidates are worth by the shares of score^(1/tau), for each of the taus."""
+
+    trust: tuple[Trust, ...] = field(default_factory=lambda: tuple(Trust() for _ in TAUS))
+    likelihood: Tensor = field(default_factory=lambda: torch.zeros(len(TAUS), dtype=torch.float64))  # of what was taken
+    places: int = 0
+
+    @property
+    def best(self) -> float:
+        return TAUS[int(self.likelihood.argmax())] if self.places else 1.0
+
+    @property
+    def trusted(self) -> Trust:
+        """With the tau that was found."""
+        return self.trust[TAUS.index(self.best)]
+
+    def learn(self, scores: Tensor, columns: Tensor, said: Tensor) -> None:
+        """Scores [R, Vd] of the tokens `columns` [Vd], and what the target took [R, 1]."""
+        best = top_children(scores, TOP)
+        here = (columns == said) & (scores > 0)  # [R, Vd]
+        taken = torch.where(here.any(-1, keepdim=True), here.long().argmax(-1, keepdim=True), ABSENT)
+        asked = torch.cat([best, taken], 1)
+        shares = torch.stack([log_shares(scores, asked, tau) for tau in TAUS]).cpu()  # [T, R, TOP + 1]
+        some, right, draftable = (best >= 0).cpu(), (columns[best] == said).cpu(), (taken[:, 0] >= 0).cpu()
+        for trust, own in zip(self.trust, shares, strict=True):
+            trust.count(own[:, :TOP][some], right[some])
+        self.likelihood += shares[:, draftable, TOP].sum(1)
+        self.places += int(draftable.sum())
+
+
+@dataclass
 class Findings:
     depth: int
     seen: Tensor = field(init=False)  # [D] places that were reached
     right: Tensor = field(init=False)  # [D, TOP]
-    greedy: Trust = field(default_factory=Trust)
-    by_tau: tuple[Trust, ...] = field(default_factory=lambda: tuple(Trust() for _ in TAUS))  # under coupling
-    likelihood: Tensor = field(init=False)  # [len(TAUS)] of the target's choices
-    races: int = 0
+    greedy: ByTau = field(default_factory=ByTau)
+    coupled: ByTau = field(default_factory=ByTau)
 
     def __post_init__(self) -> None:
         self.seen, self.right = torch.zeros(self.depth), torch.zeros(self.depth, TOP)
-        self.likelihood = torch.zeros(len(TAUS), dtype=torch.float64)
 
     @property
     def accuracies(self) -> list[list[float]]:
@@ -99,19 +128,11 @@ class Findings:
         reached = [d for d in range(self.depth) if self.seen[d] > 0]
         return [[round(float(a), 4) for a in self.right[d] / self.seen[d]] for d in reached]
 
-    @property
-    def tau(self) -> float:
-        return TAUS[int(self.likelihood.argmax())] if self.races else 1.0
-
-    @property
-    def coupled(self) -> Trust:
-        """With the tau that was found."""
-        return self.by_tau[TAUS.index(self.tau)]
-
     def kept(self) -> dict[str, Any]:
         """What a drafter's folder has of it."""
-        confidence = {"greedy": self.greedy.rows, "coupled": self.coupled.rows}
-        return {"accuracies": self.accuracies, "tau": self.tau, "confidence": confidence}
+        taus = {"tau": self.coupled.best, "greedy_tau": self.greedy.best}
+        confidence = {"greedy": self.greedy.trusted.rows, "coupled": self.coupled.trusted.rows}
+        return {"accuracies": self.accuracies, **taus, "confidence": confidence}
 
     def learn(self, depth: int, logits: Tensor, target: Tensor, ids: Tensor | None, noise: torch.Generator) -> Tensor:
         """What the drafter says [R, Vd] and what the target says [R, V] at places of one depth; which of these went on
@@ -125,9 +146,7 @@ class Findings:
         self.seen[depth] += len(rank)
         counted = torch.nn.functional.one_hot(rank, TOP + 1)[:, :TOP].sum(0)
         self.right[depth] += counted
-        best = top_children(q, TOP)
-        some = (best >= 0).cpu()
-        self.greedy.count(log_shares(q, best).cpu()[some], (columns[best] == said).cpu()[some])
+        self.greedy.learn(q, columns, said)
         self._race(q, target, columns, noise)
         return rank < TOP
 
@@ -136,17 +155,7 @@ class Findings:
         u = torch.rand(target.shape, generator=noise, dtype=torch.float64).clamp_min(1e-300).to(q.device)
         race = -u.log()
         won = (_law(target) / race).argmax(-1, keepdim=True)
-        scores = q / race[:, columns]
-        best = top_children(scores, TOP)
-        here = (columns == won) & (scores > 0)  # [R, Vd]
-        winner = torch.where(here.any(-1, keepdim=True), here.long().argmax(-1, keepdim=True), ABSENT)
-        asked = torch.cat([best, winner], 1)
-        shares = torch.stack([log_shares(scores, asked, tau) for tau in TAUS]).cpu()  # [T, R, TOP + 1]
-        some, taken, draftable = (best >= 0).cpu(), (columns[best] == won).cpu(), (winner[:, 0] >= 0).cpu()
-        for trust, own in zip(self.by_tau, shares, strict=True):
-            trust.count(own[:, :TOP][some], taken[some])
-        self.likelihood += shares[:, draftable, TOP].sum(1)
-        self.races += int(draftable.sum())
+        self.coupled.learn(q / race[:, columns], columns, won)
 
 
 def _law(logits: Tensor) -> Tensor:

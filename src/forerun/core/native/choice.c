@@ -281,16 +281,16 @@ static inline float number(float x) {
     return x == x ? finite : -INFINITY;
 }
 
-/* What may follow each row: its `count` ≤ 64 best columns with the logarithms of their shares. They are the likeliest;
- * in rows that race, the first of a race with the noise of their key, by the shares of (q/E)^(1/tau). Rows of one key
- * stand together. `scratch` holds 3 · `size` floats. */
+/* What may follow each row: its `count` ≤ 64 best columns with the logarithms of their shares. They are the likeliest,
+ * by the shares of q^(1/tau); in rows that race, the first of a race with the noise of their key, by the shares of
+ * (q/E)^(1/tau) with the second `tau`. Rows of one key stand together. `scratch` holds 3 · `size` floats. */
 void forerun_candidates(const void *logits, int64_t half, int64_t rows, int64_t size, const int64_t *ids,
                         const double *temperature, const int64_t *keys, const int64_t *raced, const double *tau,
                         int64_t count, float *scratch, float *shares, int64_t *places) {
     float *noise = scratch, *scores = scratch + size, *weights = scratch + 2 * size;
     int64_t heard = -1; /* the row whose noise is there */
     for (int64_t r = 0; r < rows; r++) {
-        float *best = shares + r * count, sharp = raced[r] ? (float)(1 / *tau) : 1.0f;
+        float *best = shares + r * count, sharp = (float)(1 / tau[raced[r] != 0]);
         for (int64_t i = 0; i < count; i++) best[i] = -INFINITY, places[r * count + i] = -1;
         for (int64_t i = 0; i < size; i++) scores[i] = number(entry(logits, r * size + i, (int)half));
         float largest = peak_of(scores, size);

@@ -103,11 +103,11 @@ def candidates(
     temperature: list[float],
     keys: list[int],
     raced: list[bool],
-    tau: float,
+    taus: tuple[float, float],
 ) -> tuple[list[list[int]], list[list[float]]]:
     """The `count` ≤ 64 best columns of each row of logits [R, V], and the logarithms of their shares: of the likeliest,
-    or where they are raced of the first in a race with the noise of (key, id of the column). -1 and -inf where a row
-    has not so many."""
+    or where they are raced of the first in a race with the noise of (key, id of the column). Shares are those of
+    q^(1/tau), or of (q/E)^(1/tau) with the other tau. -1 and -inf where a row has not so many."""
     rows, size = logits.shape
     assert logits.dtype in (torch.float32, torch.bfloat16)
     assert ids.dtype == torch.int64
@@ -117,7 +117,7 @@ def candidates(
     heats, names = torch.tensor(temperature, dtype=torch.float64), torch.tensor(keys)
     races = torch.tensor(raced, dtype=torch.int64)
     half = int(logits.dtype == torch.bfloat16)
-    sharp = torch.tensor([tau], dtype=torch.float64)
+    sharp = torch.tensor(taus, dtype=torch.float64)
     columns = (ids, heats, names, races, sharp)
     _call("forerun_candidates", logits, half, rows, size, *columns, count, torch.empty(3, size), shares, places)
     return places.tolist(), shares.tolist()

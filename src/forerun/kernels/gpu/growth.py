@@ -66,6 +66,7 @@ def best_of_tiles(
     size: Value,
     tiles: Value,
     stride: Value,
+    sharper: Value,
     colder: Value,
     SHARE: constexpr,  # rows of a text
     WIDTH: constexpr,
@@ -82,7 +83,9 @@ def best_of_tiles(
         text = row // SHARE
         added = tl.load(noise + text * size + column, mask=inside, other=0.0)
         arrives = (tl.div_rn(score, tl.load(heat + text)) + added) * colder
-        score = tl.where(tl.load(raced + text) > 0, arrives, score)
+        score = tl.where(tl.load(raced + text) > 0, arrives, score * sharper)
+    else:
+        score = score * sharper
     score = tl.where(score > -float("inf"), score, -float("inf"))  # NaN is above nothing
     score = tl.minimum(score, 3.4028234663852886e38)
     top = tl.max(score, 0)

@@ -14,7 +14,8 @@ typedef void (*Noise)(uint64_t key, const int64_t *ids, int64_t count, float *no
 typedef struct {
     int64_t width;             /* so many are wanted */
     const int64_t *ids;        /* [vocabulary] the tokens of columns */
-    int64_t raced;             /* whether they are the first of a race with noise, by the shares of (q/E)^(1/tau) */
+    int64_t raced;             /* whether they are the first of a race with noise, by the shares of (q/E)^(1/tau); */
+                               /* else the likeliest, by those of q^(1/tau) */
     double temperature, tau;
     Noise noise;
     float *scratch;            /* [threads][5 vocabulary] */
@@ -50,13 +51,13 @@ static inline float as_float(bf16 x) {
     return value;
 }
 
-/* The likeliest of a row; the sum of all e^(logit - top). What is no number does not count. */
-static float likeliest(const bf16 *logits, const float *peaks, int64_t size, float top, Best *best) {
-    __m512 sum = _mm512_setzero_ps(), highest = _mm512_set1_ps(top);
+/* The likeliest of a row; the sum of all e^((logit - top) sharp). What is no number does not count. */
+static float likeliest(const bf16 *logits, const float *peaks, int64_t size, float top, float sharp, Best *best) {
+    __m512 sum = _mm512_setzero_ps(), highest = _mm512_set1_ps(top), by = _mm512_set1_ps(sharp);
     for (int64_t i = 0; i < size; i += 16) {
         __m512 v = wide(logits + i);
         __mmask16 numbers = _mm512_cmp_ps_mask(v, v, _CMP_ORD_Q);
-        sum = _mm512_mask_add_ps(sum, numbers, sum, exponential(_mm512_sub_ps(v, highest)));
+        sum = _mm512_mask_add_ps(sum, numbers, sum, exponential(_mm512_mul_ps(_mm512_sub_ps(v, highest), by)));
     }
     for (int64_t block = 0; block < size / 32; block++) {
         if (!(peaks[block] > bar(best))) continue;
@@ -119,11 +120,11 @@ static void follow_row(const Choice *c, const Pass *p, int64_t row, int64_t size
     for (int64_t i = 0; i < c->width; i++) shares[i] = -INFINITY, places[i] = -1;
     for (int64_t block = 0; block < size / 32; block++) top = peaks[block] > top ? peaks[block] : top;
     if (!(top > -INFINITY && top < INFINITY)) return;
-    float largest = top, sharp = c->raced ? (float)(1 / c->tau) : 1.0f, sum;
+    float largest = top, sharp = (float)(1 / c->tau), sum;
     if (c->raced)
         sum = first_arrivals(c, logits, peaks, size, top, key, scratch, &best, &largest);
     else
-        sum = likeliest(logits, peaks, size, top, &best);
+        sum = likeliest(logits, peaks, size, top, sharp, &best);
     for (int64_t i = 0; i < best.count; i++) {
         shares[i] = (best.scores[i] - largest) * sharp - logf(sum);
         places[i] = best.places[i];
