@@ -35,8 +35,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "multi_draft": ("multi_draft", {"models": SHORT, "samples": 2, "length": 3}),
 }
 TREES = {
-    1: ("dynamic:10,6,60", "dynamic:10,7,63"),
-    8: ("dynamic:4,6,15", "dynamic:5,5,11"),
+    1: ("dynamic:10,6,60", "dynamic:10,7,63", "dynamic:8,9,63"),
+    8: ("dynamic:4,6,15", "dynamic:4,8,15"),
     32: ("dynamic:4,4,7", "dynamic:3,3,3"),
     64: ("dynamic:3,3,3",),
 }

@@ -88,6 +88,12 @@ def test_a_run_that_was_interrupted_goes_on(
     ended = run(*command, "--seed", "4", "--resume")
     assert ended.code == 1
     assert "seed None, not 4" in ended.err.replace("\n", " ")
+    harmed = json.loads(result.read_text())
+    harmed["cells"][0]["work"]["seconds"] = 0
+    (tmp_path / "harmed.json").write_text(json.dumps(harmed))
+    ended = run(*command, "--json", str(tmp_path / "harmed.json"), "--resume")
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert "harmed.json is damaged: measure again, into another file" in ended.err
     ended = run(*command, "--resume")
     assert ended.code == 0, ended.err
     after = json.loads(result.read_text())
@@ -156,6 +162,17 @@ def test_results_do_not_take_the_place_of_the_prompts(run: Terminal, prompts: st
     assert ended.code == 1
     assert "is named twice" in ended.err
     assert Path(prompts).read_text() == QUESTIONS
+
+
+def test_results_do_not_take_the_place_of_other_files(run: Terminal, prompts: str, tmp_path: Path) -> None:
+    file = tmp_path / "notes.json"
+    for content, words in (('{"mine": 1}', "is not a result of forerun bench: name another file, or remove it"),
+                           ("", "there is no model"),
+                           ('{"rows": [], "provenance": {}}', "there is no model")):  # fmt: skip
+        file.write_text(content)
+        ended = run("bench", "--model", "/no/such/model", "--prompts", prompts, "--json", str(file))
+        assert (ended.code, words in ended.err) == (1, True)
+        assert file.read_text() == content
 
 
 def test_names_with_brackets_are_no_markup(run: Terminal, model: str, tmp_path: Path) -> None:

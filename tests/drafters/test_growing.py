@@ -224,6 +224,7 @@ def text(number: int, params: SamplingParams, *, coupled: bool = False) -> Seque
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("tree", TREES)
 def test_a_device_is_not_waited_for(tree: str) -> None:
     """Truncation and coupling included; penalties look at texts, which are on the host."""

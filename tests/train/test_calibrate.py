@@ -13,7 +13,7 @@ from forerun.drafters.find import Setup, make_drafter
 from forerun.drafters.trained_folder import FLOATS
 from forerun.engine.loaded import LoadedModel
 from forerun.models.heads.feature_head import new_head
-from forerun.models.heads.files import HeadFolder, write_head
+from forerun.models.heads.files import HeadFolder, update_manifest, write_head
 from forerun.models.heads.side_heads import new_side_heads, side_config
 from forerun.models.identity import weights_identity
 from forerun.models.transformer import Transformer
@@ -60,6 +60,18 @@ def test_heads(run: Terminal, loaded: LoadedModel, flags: tuple[str, ...], tmp_p
     shown = run("calibrate", "trained", str(out), *flags, "--tree", "2")
     assert (shown.code, "tokens/s" in shown.out) == (0, True)
     assert json.loads((out / "forerun.json").read_text())["calibration"]["trees"] == {FLOATS: "2"}
+
+
+def test_the_tree_may_stay(run: Terminal, head: Path, flags: tuple[str, ...]) -> None:
+    update_manifest(head, calibration={"trees": {FLOATS: "3", "cuda": "4"}})
+    told = run.json("calibrate", "trained", str(head), *flags, "--keep-tree")
+    assert told["timed"] == []
+    kept = json.loads((head / "forerun.json").read_text())["calibration"]
+    assert kept["trees"] == {FLOATS: "3", "cuda": "4"}
+    assert (kept["tau"], kept["greedy_tau"]) == (told["tau"], told["greedy_tau"])
+    assert kept["accuracies"]
+    wrong = run("calibrate", "trained", str(head), *flags, "--keep-tree", "--tree", "2")
+    assert (wrong.code, "exclude each other" in " ".join(wrong.err.split())) == (1, True)
 
 
 @pytest.fixture

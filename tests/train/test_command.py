@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from forerun.cli.train import _default_out
 from forerun.core.params import SamplingParams
 from forerun.drafters.trained_folder import Calibration
 from forerun.engine.llm import LLM
@@ -220,6 +222,43 @@ def test_a_dry_run_makes_nothing(run: Terminal, asking: Flags, told: Path, tmp_p
     assert (shown.code, shown.err) == (0, "")
     for part in ("9 to learn from, 3 held back", "million weights", "memory", "0.0 min at most"):
         assert part in shown.out
+
+
+def test_where_it_is_written_need_not_be_said(
+    run: Terminal, flags: Flags, asking: Flags, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"medusa-{folder.name}"
+    shown = run(*asking("medusa"), "--dry-run")
+    assert (shown.code, shown.out.split()[:2], list(tmp_path.iterdir())) == (0, ["folder", name], [])
+    assert run.json(*asking("medusa"), "--dry-run")["folder"] == name
+    shown = run(*flags("medusa"), "--steps", "1")
+    assert (shown.code, shown.err) == (0, "")
+    begun, ended = shown.out.splitlines()
+    assert begun == f"The drafter will be in {name}, and the run is in {name}.training."
+    assert ended.startswith(f"{name} is written. It drafts ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, f"{name}.training"]
+    again = run(*flags("medusa"))
+    assert (again.code, f"{name} exists: delete it, or choose another --out" in again.err) == (1, True)
+    shutil.rmtree(name)
+    again = run(*flags("medusa"))
+    assert (again.code, f"{name}.training holds a run that was begun" in again.err) == (1, True)
+    assert run.json(*flags("medusa"), "--steps", "1", "--resume")["folder"] == name
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("smollm2-135m", "smollm2-135m"),
+        ("HuggingFaceTB/SmolLM2-1.7B", "SmolLM2-1.7B"),
+        ("/models/llama/", "llama"),
+        ("../my model (v2)/.", "my-model-v2"),
+        ("q4/tiny.gguf", "tiny"),
+        ("/", "model"),
+    ],
+)
+def test_a_folder_is_named_after_method_and_target(target: str, name: str) -> None:
+    assert _default_out("eagle3", target) == Path(f"eagle3-{name}")
 
 
 def test_folders_refuse_another_target(run: Terminal, flags: Flags, told: Path, tmp_path: Path, prompts: Path) -> None:

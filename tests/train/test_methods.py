@@ -18,6 +18,7 @@ from forerun.train.methods.draft import DraftMethod, SharedDraftMethod
 from forerun.train.methods.feature import FeatureMethod
 from forerun.train.methods.find import METHODS, method_options, new_method
 from forerun.train.methods.method import Method, Task
+from forerun.train.methods.parallel import ParallelMethod
 from forerun.train.student import StudentShape
 from forerun.train.texts import Text, TextBatch
 from forerun.train.whole_texts import taught
@@ -156,6 +157,31 @@ def test_tokens_outside_the_draft_vocabulary_are_not_learned(name: str) -> None:
     assert float(loss.total.detach()) == 0
     inside = learner.loss(TextBatch.pack([Text.of(outside[:4], ids.tolist()[:8])]))
     assert float(inside.total.detach()) > 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_text_that_only_fills_a_batch_counts_nothing(name: str) -> None:
+    learner = method(name, tiny(TARGET, dtype=torch.float32))
+    filling = Text(texts()[0].tokens, len(texts()[0]))
+    alone, beside = (learner.loss(TextBatch.pack(some, seed=3)) for some in (texts(), [*texts(), filling]))
+    assert beside.count == alone.count
+    assert float(beside.total.detach()) == pytest.approx(float(alone.total.detach()))
+    for key, figure in beside.figures.items():
+        assert float(figure) == pytest.approx(float(alone.figures[key])), key
+    nothing = learner.loss(TextBatch.pack([filling]))
+    assert (nothing.count, float(nothing.total.detach())) == (0, 0)
+
+
+def test_every_anchor_looks_at_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where chance gives the largest number that it can."""
+    largest = torch.tensor([[1 - 2.0**-52]], dtype=torch.float64)
+    monkeypatch.setattr("forerun.train.methods.parallel.uniform", lambda key, index: largest.expand(len(key), -1))
+    learner = method("parallel", tiny(TARGET, dtype=torch.float32))
+    assert isinstance(learner, ParallelMethod)
+    batch = TextBatch.pack(texts())
+    anchors, reached = learner._anchors(batch)
+    assert anchors[:, 0].tolist() == [end - 2 for _, end in batch.spans]
+    assert reached[..., 0].all()
 
 
 def test_a_draft_shares_the_targets_matrices_where_it_can() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 PLAIN = "none"
 """Plain decoding of our own engine: what every speedup is over."""
@@ -121,7 +120,3 @@ def plan(
 def shown(name: str) -> str:
     """The last part of a folder's path: where things lie is no part of a result."""
     return name.rstrip("/").rpartition("/")[2] if name.startswith(("/", ".", "~")) else name
-
-
-def place_of(data: dict[str, Any]) -> Place:
-    return Place(Case(**data["case"]), Setting(**data["setting"]), data["round"], data["pool"])

@@ -88,6 +88,13 @@ class Contest:
         random.Random(self.seed).shuffle(pool)
         return pool
 
+    def answers(self, place: Place) -> dict[str, int]:
+        """How many there will be, by category."""
+        counts: dict[str, int] = {}
+        for question in self.pool(place):
+            counts[question.category] = counts.get(question.category, 0) + len(question.turns)
+        return counts
+
 
 class _Seat(ExitStack):
     """A method's place in a round: what keeps it from breaking off the contest."""

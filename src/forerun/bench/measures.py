@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from forerun.bench.cases import Place, place_of
+from forerun.bench.cases import Place
 from forerun.engine.statistics import PHASES, Statistics
 
 
@@ -119,11 +119,6 @@ class Cell:
     def as_dict(self) -> dict[str, Any]:
         data = asdict(self)
         return {**data.pop("place"), **data}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        sums = {category: Sums(**own) for category, own in data["sums"].items()}
-        return cls(place_of(data), data["error"], Work(**data["work"]), data["peak_bytes"], sums)
 
 
 def _added(left: list[int], right: list[int]) -> list[int]:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from forerun.bench.cases import Place
+from forerun.bench.contest import Contest
 from forerun.bench.measures import Cell
+from forerun.bench.stored import read_cells
 
 FORMAT = 2
 OFTEN = 2.0
@@ -61,27 +63,34 @@ class Store:
 
 def read_result(path: Path) -> dict[str, Any]:
     """A result file; refused where it is none."""
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        data = None
-    if not isinstance(data, dict) or not {"rows", "provenance"} <= data.keys():
+    data = _result(path)
+    if data is None:
         raise ValueError(f"{path} is not a result of forerun bench: name another file")
     return data
 
 
-def earlier_cells(path: Path, provenance: dict[str, Any], plan: Sequence[Place]) -> list[Cell]:
-    """Those of an interrupted run that this one, which is to measure `plan`, goes on with."""
+def _result(path: Path) -> dict[str, Any] | None:
+    try:
+        data: Any = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) and {"rows", "provenance"} <= data.keys() else None
+
+
+def earlier_cells(path: Path, provenance: dict[str, Any], contest: Contest) -> list[Cell]:
+    """Those of an interrupted run that this one goes on with."""
     data = read_result(path)
     if data.get("format") != FORMAT:
         raise ValueError(f"{path} was written by another version of forerun bench: measure again, into another file")
+    damaged = ValueError(f"{path} is damaged: measure again, into another file")
+    before, plan = data["provenance"], contest.plan()
+    if not isinstance(before, dict) or not {*SAME, "git"} <= before.keys() or not isinstance(before["arguments"], dict):
+        raise damaged
+    _refuse_other_runs(path, before, provenance)
     try:
-        _refuse_other_runs(path, data["provenance"], provenance)
-        cells = [Cell.from_dict(cell) for cell in data["cells"]]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, ValueError) and str(path) in str(error):
-            raise
-        raise ValueError(f"{path} is damaged: measure again, into another file") from None
+        cells = read_cells(data.get("cells"), contest)
+    except ValueError:
+        raise damaged from None
     there = {cell.place for cell in cells}
     begun = {(place.setting, place.round) for place in plan if place not in there}
     failed = {(cell.place.setting, cell.place.round, cell.place.case) for cell in cells if cell.error is not None}
@@ -106,11 +115,12 @@ def _refuse_other_runs(path: Path, before: dict[str, Any], provenance: dict[str,
         raise ValueError(f"{path} was measured with another {', '.join(changed)}: measure again, into another file")
 
 
-def refuse_unfinished(path: Path) -> None:
-    """An interrupted run is not overwritten by mistake."""
-    try:
-        unfinished = path.is_file() and not read_result(path).get("complete", True)
-    except ValueError:
+def refuse_overwriting(path: Path) -> None:
+    """An interrupted run is not overwritten by mistake, nor what is no result."""
+    if not path.is_file() or not path.stat().st_size:
         return
-    if unfinished:
+    data = _result(path)
+    if data is None:
+        raise ValueError(f"{path} exists and is not a result of forerun bench: name another file, or remove it")
+    if not data.get("complete", True):
         raise ValueError(f"{path} holds a run that was interrupted: add --resume to go on with it, or remove the file")

@@ -164,11 +164,11 @@ def bench(
         if file is not None:
             check_writable(file)
     from forerun.bench.questions import BUILT_IN, read_questions
-    from forerun.bench.store import refuse_unfinished
+    from forerun.bench.store import refuse_overwriting
     from forerun.core.params import SamplingParams
 
     if json_file is not None and not resume:
-        refuse_unfinished(json_file)
+        refuse_overwriting(json_file)
     questions = read_questions(prompts or BUILT_IN, per_category=per_category, limit=limit, turns=turns)
     params = SamplingParams(top_p=top_p, seed=seed, max_tokens=max_tokens)
     with loading(f"Loading {model}") as told:
@@ -254,7 +254,7 @@ def _store(contest: Contest, file: Path | None, arguments: dict[str, Any], grid:
         write_whole,
     )
     if resume and file is not None:
-        store.cells += earlier_cells(file, origin, contest.plan())
+        store.cells += earlier_cells(file, origin, contest)
     return store
 
 

@@ -36,6 +36,9 @@ def trained(
     tree: Annotated[
         list[str], typer.Option(help="Time this tree; may be given again.", show_default="some of each size")
     ] = [],  # noqa: B006  # typer copies it
+    keep_tree: Annotated[
+        bool, typer.Option("--keep-tree", help="Time no trees: the one that was found before stays.")
+    ] = False,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Draw confidence against acceptance to this .png, .svg or .pdf.")
     ] = None,
@@ -59,6 +62,8 @@ def trained(
     A picture:  [green]forerun calibrate trained eagle3 --plot confidence.svg[/]
     """
     start = time.perf_counter()
+    if keep_tree and tree:
+        raise ValueError("--keep-tree and --tree exclude each other: leave one of them out")
     if plot_file is not None:
         kind = picture_format(plot_file)
         check_writable(plot_file)
@@ -87,7 +92,7 @@ def trained(
             str(options.get("path") or options.get("model", "")),
             fitting,
             max_tokens=max_tokens,
-            trees=tree or None,
+            trees=[] if keep_tree else tree or None,
             tell=tell,
         )
     if plot_file is not None:

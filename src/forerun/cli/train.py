@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -45,9 +46,12 @@ def train(
         Path, typer.Option(help="JSON lines with turns, or plain text with a prompt on each line.", show_default=False)
     ],
     out: Annotated[
-        Path,
-        typer.Option(help="The folder to make, or the file of answers; it must not exist yet.", show_default=False),
-    ],
+        Path | None,
+        typer.Option(
+            help="The folder to make, or the file of answers; it must not exist yet.",
+            show_default="METHOD-TARGET in the current folder, as eagle3-smollm2-135m",
+        ),
+    ] = None,
     answers: Annotated[
         Path | None,
         typer.Option(
@@ -86,7 +90,7 @@ def train(
 
     [bold]Examples[/]
 
-    How long will it take?  [green]forerun train eagle3 --prompts prompts.jsonl --out head --dry-run[/]
+    How long will it take?  [green]forerun train eagle3 --prompts prompts.jsonl --dry-run[/]
 
     Train:  [green]forerun train draft --target smollm2-135m --prompts prompts.jsonl --out small[/]
 
@@ -103,6 +107,7 @@ def train(
     Learn from them:  [green]forerun train eagle3 --prompts prompts.jsonl --answers told --out head[/]
     """
     first = int(os.environ.get("RANK", "0")) == 0
+    out = out or _default_out(method, target)
     with loading(f"Loading {target}") as told:
         from forerun.bench.provenance import provenance
         from forerun.engine.loaded import LoadedModel, find_device
@@ -132,22 +137,31 @@ def train(
             with working() as tell:
                 _make_answers(loaded, asked, out, options.asking(), tell, as_json)
         return
-    with joined(place) as processes, working(shown=first) as tell:
-        run = Run(loaded, name, asked, settings, processes, beside or (), begin)
-        if dry_run:
-            tell("Trying a small part", 0, 0)
-            expected = estimate(run, None if answers is None else run.texts(answers))
-        else:
-            about = provenance({"method": method, "target": name, "prompts": prompts.name}, str(place))
-            made = run.train(
-                out, work_folder(out), about, tell, lambda news: tell(_line(news), news.step, news.steps), answers
-            )
+    work = work_folder(out)
+    with joined(place) as processes:
+        with working(shown=first):
+            run = Run(loaded, name, asked, settings, processes, beside or (), begin)
+        if first and not (dry_run or as_json):
+            output().print(Text(f"The drafter will be in {out}, and the run is in {work}."), soft_wrap=True)
+        with working(shown=first) as tell:
+            if dry_run:
+                tell("Trying a small part", 0, 0)
+                expected = estimate(run, None if answers is None else run.texts(answers))
+            else:
+                about = provenance({"method": method, "target": name, "prompts": prompts.name}, str(place))
+                made = run.train(out, work, about, tell, lambda news: tell(_line(news), news.step, news.steps), answers)
     if not first:
         return
     if dry_run:
-        _print_estimate(expected, as_json)
+        _print_estimate(out, expected, as_json)
     else:
         _print_result(out, made, as_json)
+
+
+def _default_out(method: str, target: str) -> Path:
+    """Here, and named after both, with nothing in the name that a shell or a file system would mind."""
+    name = Path(os.path.abspath(target)).name.removesuffix(".gguf")
+    return Path(re.sub(r"[^\w.+-]+", "-", f"{method}-{name or 'model'}").strip("-."))
 
 
 def _check_answers(shape: ShapeOptions, out: Path, answers: Path | None, resume: bool, dry_run: bool) -> None:
@@ -195,14 +209,15 @@ def _line(news: News) -> str:
     return f"Loss {news.loss:.3f}, {news.measure:.2f} tokens per pass (best {news.best:.2f}), {left} left"
 
 
-def _print_estimate(expected: Estimate, as_json: bool) -> None:
+def _print_estimate(out: Path, expected: Estimate, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(asdict(expected), indent=2))
+        typer.echo(json.dumps({"folder": str(out), **asdict(expected)}, indent=2))
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     rows = {
+        "folder": str(out),
         "prompts": f"{expected.prompts:,} to learn from, {expected.held_back:,} held back",
         "answers": f"{expected.texts:,}, at most {expected.answer_tokens:,} tokens, {expected.answer_seconds:,.0f} s",
         "learning": f"{expected.weights / 1e6:,.1f} million weights",
@@ -222,9 +237,9 @@ def _print_result(out: Path, made: dict[str, Any], as_json: bool) -> None:
         return
     figures, data = made["tokens_per_pass"], made["data"]
     line = (
-        f" drafts {figures['after']:.2f} tokens per pass on {data['held_back']} prompts that were held back, "
-        f"{figures['before']:.2f} before training: {made['steps']:,} steps on {data['answer_tokens']:,} tokens of "
-        f"{data['texts']:,} answers. The last session took {made['last_session_seconds']:.0f} s."
+        f" is written. It drafts {figures['after']:.2f} tokens per pass on {data['held_back']} prompts that were held "
+        f"back, {figures['before']:.2f} before training: {made['steps']:,} steps on {data['answer_tokens']:,} tokens "
+        f"of {data['texts']:,} answers. The last session took {made['last_session_seconds']:.0f} s."
     )
     output().print(Text.assemble((str(out), "bold cyan"), line), soft_wrap=True)
     if "backbone" in made:

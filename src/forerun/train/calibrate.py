@@ -133,7 +133,8 @@ def calibrate(
     trees: Many[str] | None = None,
     tell: Progress = lambda doing, done, total: None,
 ) -> dict[str, Any]:
-    """Find out, and write it into the folder; what was written comes back, with the times of all trees."""
+    """Find out, and write it into the folder; what was written comes back, with the times of all trees. Where none are
+    to be timed the one that is stored stays."""
     made_by = draft_model.METHOD if method == DRAFT else method
     if made_by not in METHODS:
         raise ValueError(f"{method} is nothing that is trained: calibrate one of {', '.join(METHODS)}")
@@ -152,7 +153,7 @@ def calibrate(
     fresh: dict[str, Any] = {**findings.kept(), "trees": dict(known.trees)}
     update_manifest(folder, calibration=fresh)  # static trees are built from it
     few = sorted(prompts, key=len)[: max(4, len(prompts) // 4)]
-    wanted = trees or candidates(method, device, len(findings.accuracies))
+    wanted = candidates(method, device, len(findings.accuracies)) if trees is None else trees
     timed = time_trees(loaded, method, folder, few, wanted, max_tokens, tell)
     if timed:
         best = max(timed, key=lambda each: each.tokens_per_second)

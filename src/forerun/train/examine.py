@@ -26,7 +26,6 @@ from forerun.core.drawing import ABSENT, top_children
 from forerun.core.law import LawSettings, law
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
-from forerun.drafters.confidence import log_shares
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.drafter import Observation
 from forerun.drafters.parallel import Parallel
@@ -103,7 +102,7 @@ class ByTau:
         here = (columns == said) & (scores > 0)  # [R, Vd]
         taken = torch.where(here.any(-1, keepdim=True), here.long().argmax(-1, keepdim=True), ABSENT)
         asked = torch.cat([best, taken], 1)
-        shares = torch.stack([log_shares(scores, asked, tau) for tau in TAUS]).cpu()  # [T, R, TOP + 1]
+        shares = log_shares_by_tau(scores, asked).cpu()  # [T, R, TOP + 1]
         some, right, draftable = (best >= 0).cpu(), (columns[best] == said).cpu(), (taken[:, 0] >= 0).cpu()
         for trust, own in zip(self.trust, shares, strict=True):
             trust.count(own[:, :TOP][some], right[some])
@@ -156,6 +155,13 @@ class Findings:
         race = -u.log()
         won = (_law(target) / race).argmax(-1, keepdim=True)
         self.coupled.learn(q / race[:, columns], columns, won)
+
+
+def log_shares_by_tau(scores: Tensor, columns: Tensor) -> Tensor:
+    """`log_shares` for all taus at once."""
+    logs = scores.log() / torch.tensor(TAUS, dtype=scores.dtype, device=scores.device)[:, None, None]
+    shares = logs.gather(2, columns.clamp_min(0).expand(len(TAUS), -1, -1)) - logs.logsumexp(2, keepdim=True)
+    return torch.where(columns >= 0, shares, -torch.inf)
 
 
 def _law(logits: Tensor) -> Tensor:

@@ -70,6 +70,8 @@ class ParallelMethod:
 
     def loss(self, batch: TextBatch) -> Loss:
         anchors, reached = self._anchors(batch)  # [B, A], [B, A, T]
+        count = int(reached[..., 0].sum())  # a text that ends before, or that only fills a batch, has none
+        anchors, reached = (each.to(batch.tokens.device, non_blocking=True) for each in (anchors, reached))
         kept: list[tuple[Tensor, Tensor]] = []
 
         def keep(attention: SelfAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -88,18 +90,16 @@ class ParallelMethod:
         # The target drafts with its whole head, so that is what it learns with.
         found = distance(x.flatten(0, 1)[:, None], head, Laws(taught.flatten(0, 1), head), weights)
         told = {"agreement": found.agreed[0] / self.depth, "overlap": found.overlap[0] / self.depth}
-        return Loss(found.total, anchors.numel(), told)
+        return Loss(found.total, count, told)
 
     def _anchors(self, batch: TextBatch) -> tuple[Tensor, Tensor]:
-        """Where is looked ahead from, and which rows foresee a token of the answer."""
+        """Where is looked ahead from, and which rows foresee a token of the answer; both on the host."""
         starts, ends = (torch.tensor(side) for side in zip(*batch.spans, strict=True))
         free = (ends - 1 - starts).clamp_min(1)  # behind the last of them there is nothing left to foresee
-        drawn = uniform(torch.tensor(batch.keys())[:, None], torch.arange(self.options.anchors)).float()
-        anchors = starts[:, None] + (drawn * free[:, None]).long()
+        drawn = uniform(torch.tensor(batch.keys())[:, None], torch.arange(self.options.anchors))
+        anchors = starts[:, None] + (drawn * free[:, None]).long()  # in float64, in which drawn · free < free
         ahead = torch.arange(1, self.depth + 1)
-        reached = (anchors[..., None] + ahead < ends[:, None, None]).float()
-        device = batch.tokens.device
-        return anchors.to(device, non_blocking=True), reached.to(device, non_blocking=True)
+        return anchors, (anchors[..., None] + ahead < ends[:, None, None]).float()
 
     def _rows(self, anchors: Tensor, places: Tensor, kept: list[tuple[Tensor, Tensor]]) -> Tensor:
         """[B, A·T, H] what the target's head reads at the look-ahead rows."""
