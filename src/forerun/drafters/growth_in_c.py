@@ -16,7 +16,7 @@ from forerun.drafters.drafter import Budget
 from forerun.drafters.host_growth import dynamic_depth
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.feature_head import FeatureHead
-from forerun.models.native.amx import weights_read
+from forerun.models.native.in_c import weights_read
 from forerun.models.native.growth import LONGEST, WIDEST, Race, Text, TreeInC
 from forerun.models.storage import Storage
 
@@ -28,10 +28,10 @@ HIGHEST_LEAST = 0.25
 
 def least_chance(head: FeatureHead) -> float:
     """How likely a text must be to get to a level for the level to be worth its pass. It may bring one more token. It
-    takes as long as its weights take to read, a step about as long as the target's, and that one brings a few."""
-    assert head.amx is not None
-    size = 1 if head.amx.in_bytes else 2
-    share = size * weights_read(head.config) / (2 * weights_read(head.target_config))
+    takes as long as going by its weights, a step about as long as going by the target's, and that one brings a few."""
+    assert head.in_c is not None
+    each = head.in_c.arithmetic.byte_time if head.in_c.in_bytes else 1.0
+    share = each * weights_read(head.config) / weights_read(head.target_config)
     return min(HIGHEST_LEAST, TOKENS * share)
 
 
@@ -41,8 +41,8 @@ class GrowthInC:
 
     def __init__(self, head: FeatureHead) -> None:
         self.head = head
-        self.least = least_chance(head) if head.amx is not None else 0.0
-        self.usable = head.amx is not None and head.entry() is not None and choice.library() is not None
+        self.least = least_chance(head) if head.in_c is not None else 0.0
+        self.usable = head.in_c is not None and head.entry() is not None and choice.library() is not None
         self.known: dict[tuple[int, int], TreeInC] = {}
 
     def takes(self, spec: TreeSpec, unread: int) -> bool:
@@ -77,8 +77,8 @@ class GrowthInC:
         key = spec.width, spec.depth
         if key not in self.known:
             head, entry = self.head, self.head.entry()
-            assert head.amx is not None
+            assert head.in_c is not None
             assert entry is not None
             ids = torch.arange(head.vocab_size) if head.ids is None else head.ids
-            self.known[key] = TreeInC(head.amx, entry, ids, *key)
+            self.known[key] = TreeInC(head.in_c, entry, ids, *key)
         return self.known[key]

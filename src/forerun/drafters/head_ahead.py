@@ -269,7 +269,7 @@ class HeadRun(Run):
             tree = self._ahead.in_c.grow(spec, sequences[0], budgets[0], self._brought, slots, storage, taus)
             self.sound = True
             return tree
-        if self._head.amx is not None and fits(spec):
+        if self._head.in_c is not None and fits(spec):
             return grow_on_host(spec, sequences, self, budgets, taus)
         batch = self.brought_rows()
         if not self._ahead.on_device.take(spec, batch):
@@ -365,7 +365,7 @@ class HeadRun(Run):
 
     def quick_level(self, tokens: list[list[int]], parents: list[list[int]]) -> Tensor:
         """Every row sees the text, and of the nodes those on its own path."""
-        assert self._head.amx is not None
+        assert self._head.in_c is not None
         self.sound = False
         brought: list[int] = []
         at = ListedRows()
@@ -380,7 +380,7 @@ class HeadRun(Run):
         flat = torch.tensor([token for own in tokens for token in own])
         x, beside = self._head.enter(flat, states[torch.tensor(brought)])
         reading = at.reading(torch.arange(flat.shape[0]))
-        output = self._head.amx.run(x, beside, reading, self._cache.storage, (1,), summed=False)
+        output = self._head.in_c.run(x, beside, reading, self._cache.storage, (1,), summed=False)
         self._states.append(self._head.next_states(output.features[1]))
         self.sound = True
         return output.logits

@@ -19,14 +19,21 @@ from forerun.models.fields import read_json
 from forerun.models.heads.checkpoint_mtp import read_mtp
 from forerun.models.heads.files import HeadFolder, is_head, read_head
 from forerun.models.identity import weights_identity
+from forerun.models.native.floats import rows_are_cheap
 from forerun.models.store import MANIFEST
 from forerun.models.target import TargetModel
 from forerun.models.transformer import Transformer
 from forerun.trees.static import greedy
 
-FLOATS = "cpu float32"
-"""A processor without matrix units, or a model that does not use them: there every row of a pass costs."""
-TREES = {"cpu": "dynamic:6,5,24", FLOATS: "dynamic:1,2,2", "cuda": "dynamic:10,6,60"}
+NARROW_FLOATS, WIDE_FLOATS = "cpu float32", "cpu float32 in 512 bits"
+FLOATS = WIDE_FLOATS if rows_are_cheap() else NARROW_FLOATS
+"""A processor without matrix units, or a model that does not use them: there rows cost, more or less."""
+TREES = {
+    "cpu": "dynamic:6,5,24",
+    NARROW_FLOATS: "dynamic:4,4,5",
+    WIDE_FLOATS: "dynamic:8,8,15",
+    "cuda": "dynamic:10,6,60",
+}
 """Where nothing was measured."""
 
 

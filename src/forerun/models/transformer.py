@@ -17,7 +17,8 @@ from forerun.models.attention import Attention
 from forerun.models.batch import Batch, TextEnds
 from forerun.models.config import Layer, ModelConfig, Rope
 from forerun.models.moe import MixtureOfExperts
-from forerun.models.native import amx
+from forerun.models.native import amx, floats
+from forerun.models.native.in_c import Arithmetic, LayerWeights, PassInC
 from forerun.models.native.reading import Reading
 from forerun.models.norm import RMSNorm
 from forerun.models.product import Product, drop
@@ -109,12 +110,12 @@ class DecoderLayer(nn.Module):
             self.pre_feedforward_layernorm = RMSNorm(config.hidden_size, config)
             self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config)
 
-    def weights(self) -> amx.LayerWeights:
+    def weights(self) -> LayerWeights:
         """For the pass in C."""
         attention, mlp = self.self_attn, self.mlp
         assert isinstance(mlp, MLP)
         biases = [part.bias.data for part in attention.qkv.parts if part.bias is not None]
-        return amx.LayerWeights(
+        return LayerWeights(
             qkv=torch.cat([part.weight.data for part in attention.qkv.parts]),
             out=attention.o_proj.weight.data,
             gate=mlp.gate_proj.weight.data,
@@ -166,6 +167,8 @@ class Transformer(nn.Module):
     branches = True
     only_drafts = False
     """What it says is checked by another model, so its weights may be rounded where that is faster."""
+    learned_through = False
+    """Somebody computes through its modules, so their matrices stay as checkpoints have them."""
     ids: Tensor | None = None
     """[vocab_size] the target's id of each column of the logits, where a draft speaks fewer tokens than it reads."""
     feature_like: Tensor | None = None
@@ -183,7 +186,7 @@ class Transformer(nn.Module):
         if config.tied:
             self.tie()
         self.head = Product(self.lm_head)
-        self.amx: amx.AmxPass | None = None
+        self.in_c: PassInC | None = None
         self.static: StaticPass | None = None
         self.extra: Tensor | None
         self.register_buffer("extra", None, persistent=False)
@@ -197,8 +200,8 @@ class Transformer(nn.Module):
     def prepare(self) -> None:
         """Once, when the weights are there and where they stay."""
         self._place = self._any_norm.weight.device, self._any_norm.weight.dtype
-        if self.device.type == "cpu" and self.dtype == torch.bfloat16 and amx.supports(self.config):
-            self.amx = self._packed()
+        if arithmetic := self._arithmetic():
+            self.in_c = self._packed(arithmetic)
             self.prepared = True
             return
         for module in self.modules():
@@ -211,10 +214,20 @@ class Transformer(nn.Module):
             self.static = StaticPass(self)
         self.prepared = True
 
-    def _packed(self) -> amx.AmxPass:
+    def _arithmetic(self) -> Arithmetic | None:
+        """What its passes in C are computed with, where there are any."""
+        if self.learned_through:
+            return None
+        if self.device.type == "cpu" and self.dtype == torch.bfloat16 and amx.supports(self.config):
+            return amx.arithmetic()
+        if self.device.type == "cpu" and self.dtype == torch.float32 and floats.supports(self.config):
+            return floats.arithmetic()
+        return None
+
+    def _packed(self, arithmetic: Arithmetic) -> PassInC:
         """The weights in the order of the pass in C. The matrices are dropped one by one as they are copied."""
 
-        def layers() -> Iterator[amx.LayerWeights]:
+        def layers() -> Iterator[LayerWeights]:
             for layer in self.model.layers:
                 assert isinstance(layer, DecoderLayer)
                 yield layer.weights()
@@ -223,7 +236,7 @@ class Transformer(nn.Module):
                         drop(part)
 
         norm, head = _weight(self.model.norm), self.lm_head.weight.data
-        packed = amx.AmxPass(self.config, layers(), norm, head, in_bytes=self.only_drafts)
+        packed = PassInC(self.config, layers(), norm, head, arithmetic, in_bytes=self.only_drafts)
         if not self.config.tied:
             drop(self.lm_head)
         return packed
@@ -275,8 +288,8 @@ class Transformer(nn.Module):
         """[len(ids), H] rows of the output head, as checkpoints have them, whatever they were laid out as since."""
         if self.config.tied:
             whole = self.model.embed_tokens.weight.data[: self.vocab_size]
-        elif self.amx is not None:
-            whole = self.amx.head_matrix()
+        elif self.in_c is not None:
+            whole = self.in_c.head_matrix()
         elif self.head.packed is not None:
             whole = self.head.packed.to_dense()
         else:
@@ -316,8 +329,8 @@ class Transformer(nn.Module):
             return self.static.forward(batch, storage, layers, only)
         batch = batch.on(self.device)
         x, beside = self.enter(batch.tokens, batch.features)
-        if self.amx is not None:
-            return self.amx.run(x, beside, Reading.of(batch), storage, layers, only)
+        if self.in_c is not None:
+            return self.in_c.run(x, beside, Reading.of(batch), storage, layers, only)
         features: dict[int, Tensor] = {}
         shared = self._shared(batch, storage)
         for index, layer in enumerate(self.model.layers):

@@ -31,7 +31,7 @@ class States:
 
 def states(model: Transformer, tokens: Tensor, layers: Iterable[int] = (), attend: Attend | None = None) -> States:
     """tokens [B, L] → the states behind those layers, and the last ones. Under `attend`, by default a causal mask."""
-    assert model.amx is None, "the weights are there as checkpoints have them"
+    assert model.in_c is None, "the weights are there as checkpoints have them"
     wanted = frozenset(layers)
     x = model.embed(tokens)
     # The sum that layers add to has the model's own precision: a draft may read with the embedding of another model.

@@ -139,6 +139,7 @@ class Run:
         drafter whose weights are the first ones."""
         self.loaded, self.name, self.settings, self.processes = loaded, name, settings, processes
         self.target, self.hf = target_of(loaded, name)
+        self.target.learned_through = True
         if not self.target.prepared:  # inference would, and what it makes cannot be learned through without copies
             self.target.prepare()
         self.identity = weights_identity(self.target)

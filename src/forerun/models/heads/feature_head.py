@@ -123,7 +123,7 @@ class FeatureHead(Transformer):
 
     def prepare(self) -> None:
         super().prepare()
-        if self.amx is not None and self.method == "eagle3":
+        if self.in_c is not None and self.dtype == torch.bfloat16 and self.method == "eagle3":
             self.joined = Join(self.fc.weight.data, len(self.taps))
 
     @property
@@ -164,7 +164,7 @@ class FeatureHead(Transformer):
         """How rows begin, for a tree that grows in C; None where that does more than C does."""
         target = self._target[0]
         embedding = target.model.embed_tokens.weight
-        plain = target.config.embedding_scale == 1 and embedding.dtype == torch.bfloat16 and not self.published
+        plain = target.config.embedding_scale == 1 and embedding.dtype == self.dtype and not self.published
         if not plain:
             return None
         if self.method == "eagle3":

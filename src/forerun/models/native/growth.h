@@ -7,21 +7,21 @@
 
 typedef struct {
     int64_t joined;           /* whether `fc` joins embedding and state; else attention reads the embedding beside it */
-    const bf16 *embedding;    /* [tokens, hidden] */
-    Matrix fc;                /* hidden outputs of 2 hidden inputs, in bfloat16 */
+    const number *embedding;    /* [tokens, hidden] */
+    Matrix fc;                /* hidden outputs of 2 hidden inputs, not in bytes */
     const float *token_norm, *state_norm; /* before `fc`; may be NULL */
     Choice choice;            /* its width is that of the tree */
     int64_t depth, size;      /* of the tree, the root counted in `size` */
     int64_t length;           /* of the text, its root included, */
     int64_t unread;           /* of which so many rows are read here, the root's last: */
     const int64_t *text;      /* [unread] their tokens */
-    const bf16 *brought;      /* [unread, hidden] their states */
+    const number *brought;      /* [unread, hidden] their states */
     const int64_t *slots;     /* [length + width (depth - 1)] of the text and of the rows behind it */
     const float *cosine, *sine;           /* [positions][head_dim / 2] */
     const int64_t *keys;      /* [depth] of the noise behind each depth */
     double least;             /* a level whose nodes have a smaller chance than that, all together, is not read */
-    bf16 *states;             /* [1 + width (depth - 1), hidden] the root's first */
-    bf16 *joint;              /* scratch: tiles of 2 hidden columns */
+    number *states;             /* [1 + width (depth - 1), hidden] the root's first */
+    number *joint;              /* scratch: tiles of 2 hidden columns */
     int64_t *paths;           /* scratch: [width (depth - 1)][depth] */
     int64_t *tokens, *parents, *numbers;  /* [1 + width + width² (depth - 1)] of all nodes that grew */
     double *values;           /* the same */
@@ -46,6 +46,13 @@ static void rank(const Growth *g, int64_t first, int64_t end, Ranked *ranked) {
     qsort(ranked, (size_t)(end - first), sizeof(Ranked), by_value);
 }
 
+/* The value of the last node that would be kept if no more grew. */
+static double worst_kept(const Growth *g, int64_t grown, Ranked *ranked) {
+    if (grown < g->size) return -INFINITY;
+    rank(g, 0, grown, ranked);
+    return ranked[g->size - 1].value;
+}
+
 /* The children of nodes whose candidates are there; how many nodes there are then. */
 static int64_t expand(const Growth *g, const int64_t *frontier, int64_t count, int64_t grown) {
     const Choice *c = &g->choice;
@@ -61,16 +68,16 @@ static int64_t expand(const Growth *g, const int64_t *frontier, int64_t count, i
 }
 
 /* A token and the state before it become a row of a pass. */
-static void enter(const Model *m, const Pass *p, const Growth *g, int64_t row, int64_t token, const bf16 *state) {
+static void enter(const Model *m, const Pass *p, const Growth *g, int64_t row, int64_t token, const number *state) {
     int64_t hidden = m->hidden;
-    const bf16 *embedding = g->embedding + token * hidden;
+    const number *embedding = g->embedding + token * hidden;
     if (g->joined) {
         norm_row(embedding, g->token_norm, hidden, m->eps, g->joint, row, 0, 2 * hidden);
         norm_row(state, g->state_norm, hidden, m->eps, g->joint, row, hidden, 2 * hidden);
-        memset(p->x + row * hidden, 0, sizeof(bf16) * hidden);
+        memset(p->x + row * hidden, 0, sizeof(number) * hidden);
     } else {
-        memcpy(p->x + row * hidden, state, sizeof(bf16) * hidden);
-        memcpy((bf16 *)p->beside + row * hidden, embedding, sizeof(bf16) * hidden);
+        memcpy(p->x + row * hidden, state, sizeof(number) * hidden);
+        memcpy((number *)p->beside + row * hidden, embedding, sizeof(number) * hidden);
     }
 }
 
@@ -94,15 +101,15 @@ static void read_rows(const Model *m, const Pass *p, const Growth *g, int64_t de
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
         Stream stream = {.m = m, .p = p, .thread = thread, .threads = threads};
-        load_tiles(16);
+        if (g->joined) enter_matrix(&stream, g->fc, m->hidden, 2 * m->hidden, 32);
+        open_pass(&stream);
         if (g->joined) {
             Task joint = {g->joint, NULL, p->rows, 2 * m->hidden, ADD, NULL, m->hidden, p->x};
-            enter_matrix(&stream, g->fc, m->hidden, 2 * m->hidden);
-            product(&joint, g->fc, m->hidden / 32, &stream, 0);
+            product(&joint, g->fc, m->hidden, &stream, 0);
 #pragma omp barrier
         }
         pass_rows(m, p, &stream);
-        _tile_release();
+        close_pass();
 #pragma omp barrier
         follow(m, p, g, depth, SHARE);
     }
@@ -127,7 +134,7 @@ static void read_text(const Model *m, Pass *p, const Growth *g, const int64_t *r
         tail_start[r + 1] = 0;
     }
     read_rows(m, p, g, 0);
-    memcpy(g->states, p->x + (g->unread - 1) * m->hidden, sizeof(bf16) * m->hidden);
+    memcpy(g->states, p->x + (g->unread - 1) * m->hidden, sizeof(number) * m->hidden);
     p->wanted_rows = rows;
 }
 
@@ -152,7 +159,7 @@ static void read_level(const Model *m, Pass *p, const Growth *g, const int64_t *
         prefix[r] = (int32_t)g->length;
     }
     read_rows(m, p, g, level);
-    memcpy(g->states + (1 + read) * m->hidden, p->x, sizeof(bf16) * count * m->hidden);
+    memcpy(g->states + (1 + read) * m->hidden, p->x, sizeof(number) * count * m->hidden);
 }
 
 /* `wanted_rows` are 0, 1, 2, … */
@@ -169,14 +176,15 @@ void forerun_grow(const Model *m, Pass *p, const Growth *g) {
     for (int64_t level = 1;; level++) {
         grown = expand(g, frontier, count, grown);
         if (level == g->depth || grown == first) break;
+        double bar = worst_kept(g, grown, ranked), chance = 0;
         rank(g, first, grown, ranked);
         count = grown - first < width ? grown - first : width;
-        double chance = 0;
+        while (count && ranked[count - 1].value < bar) count--; /* nor would anything below it be kept */
         for (int64_t r = 0; r < count; r++) {
             frontier[r] = ranked[r].node;
             chance += exp(ranked[r].value);
         }
-        if (chance < g->least) break;
+        if (!count || chance < g->least) break;
         first = grown;
         read_level(m, p, g, frontier, count, level, read);
         read += count;

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.core.native import choice
-from forerun.models.native import amx
+from forerun.models.native import in_c
 from forerun.models.native.shelf import Shelf
 from forerun.models.storage import Storage
 
@@ -20,7 +20,7 @@ WIDEST = 64  # `MOST_WIDTH`
 LONGEST = 64
 """Unread rows of a text, at most."""
 
-Growth = amx.structure(
+Growth = in_c.structure(
     "Growth",
     "joined, *embedding, *fc, *fc_scales, *token_norm, *state_norm, "
     "width, *ids, raced, ~temperature, ~tau, *noise, *scratch, *shares, *places, "  # `Choice`
@@ -33,7 +33,7 @@ Growth = amx.structure(
 class Entry:
     """How a token and the state before it go into the layer: joined by a matrix, or side by side."""
 
-    embedding: Tensor  # [tokens, H] bfloat16
+    embedding: Tensor  # [tokens, H]
     fc: Tensor | None = None  # [H, 2 H]
     token_norm: Tensor | None = None
     state_norm: Tensor | None = None
@@ -58,18 +58,17 @@ class Race:
 
 
 class TreeInC:
-    def __init__(self, head: amx.AmxPass, entry: Entry, ids: Tensor, width: int, depth: int) -> None:
-        found, chosen = amx.library(), choice.library()
-        assert found is not None
+    def __init__(self, head: in_c.PassInC, entry: Entry, ids: Tensor, width: int, depth: int) -> None:
+        chosen, dtype = choice.library(), head.arithmetic.dtype
         assert chosen is not None
         assert width <= WIDEST
-        self.call = found.forerun_grow
+        self.call = head.arithmetic.library.forerun_grow
         self.call.restype = None
         self.head, self.width, self.depth = head, width, depth
         config = head.config
         hidden, rows, drafted = config.hidden_size, max(width, LONGEST), width * (depth - 1)
         grown = 1 + width + width * width * (depth - 1)
-        height = -(-rows // amx.TILE_ROWS) * amx.TILE_ROWS
+        height = -(-rows // in_c.TILE_ROWS) * in_c.TILE_ROWS
         heads = config.heads * config.head_dim
         self.kept: dict[str, Tensor] = {}
 
@@ -77,8 +76,8 @@ class TreeInC:
             self.kept[name] = tensor.contiguous()
             return self.kept[name]
 
-        def bf16(name: str, *shape: int) -> int:
-            return keep(name, torch.zeros(shape, dtype=torch.bfloat16)).data_ptr()
+        def rows_of(name: str, *shape: int) -> int:
+            return keep(name, torch.zeros(shape, dtype=dtype)).data_ptr()
 
         def whole(name: str, *shape: int, dtype: torch.dtype = torch.int64) -> int:
             return keep(name, torch.zeros(shape, dtype=dtype)).data_ptr()
@@ -87,8 +86,8 @@ class TreeInC:
             return whole(name, *shape, dtype=torch.float32)
 
         half = config.head_dim // 2
-        self.pass_ = amx.Pass(
-            *(0, 1, 0, 0, 0, bf16("x", height, hidden), bf16("beside", height, hidden)),
+        self.pass_ = in_c.Pass(
+            *(0, 1, 0, 0, 0, rows_of("x", height, hidden), rows_of("beside", height, hidden)),
             *(real("cosine", rows, half), real("sine", rows, half), 0, 0),
             *(whole("first_row", 2), whole("first_key", 2), 0),
             whole("prefix", rows, dtype=torch.int32),
@@ -97,13 +96,13 @@ class TreeInC:
             keep("wanted", torch.arange(rows)).data_ptr(),
             keep("active", torch.ones(1, dtype=torch.uint8)).data_ptr(),
             whole("features", 2),
-            bf16("logits", width, config.vocab_size),
-            real("peaks", width, config.vocab_size // amx.TILE_ROWS),
+            rows_of("logits", width, config.vocab_size),
+            real("peaks", width, config.vocab_size // in_c.TILE_ROWS),
             *(0, 0),  # `highest` and `likeliest`, one for each thread
-            bf16("normed", height, 2 * hidden),
-            bf16("queries", height, heads),
-            bf16("mixed", height, heads),
-            bf16("act", height, config.intermediate_size),
+            rows_of("normed", height, 2 * hidden),
+            rows_of("queries", height, heads),
+            rows_of("mixed", height, heads),
+            rows_of("act", height, config.intermediate_size),
             real("qkv", height, heads + 2 * config.kv_heads * config.head_dim),
             *(0, 0),  # `scores`, by threads and keys
             real("row_scales", height),
@@ -122,8 +121,8 @@ class TreeInC:
             noise=ctypes.cast(chosen.forerun_gumbel, ctypes.c_void_p).value,
             ids=keep("ids", ids).data_ptr(),
             keys=whole("keys", depth),
-            states=bf16("states", 1 + drafted, hidden),
-            joint=bf16("joint", height, 2 * hidden),
+            states=rows_of("states", 1 + drafted, hidden),
+            joint=rows_of("joint", height, 2 * hidden),
             paths=whole("paths", max(1, drafted), depth),
             shares=real("shares", width, width),
             places=whole("places", width, width),
@@ -147,7 +146,7 @@ class TreeInC:
         unread, states = len(text.tokens), text.states.contiguous()
         assert 0 < unread <= LONGEST
         assert states.shape == (unread, self.head.config.hidden_size)
-        assert states.dtype == torch.bfloat16
+        assert states.dtype == self.head.arithmetic.dtype
         assert text.slots.shape[0] >= text.length + self.width * (depth - 1)
         kept, growth, run = self.kept, self.growth, self.pass_
         size = min(size, kept["kept_tokens"].shape[0])
@@ -170,8 +169,9 @@ class TreeInC:
     def _room(self, threads: int, keys: int) -> None:
         """Scratch for so many threads and keys, and as many positions; twice as much as needed, since texts grow."""
         scores = self.kept.get("scores")
-        size = amx.LANES * (2 * keys + 96)
-        if scores is not None and scores.shape[0] == threads and scores.shape[1] >= size:
+        size = in_c.score_size(self.head.config, keys)
+        enough = scores is not None and scores.shape[0] == threads and scores.shape[1] >= size
+        if enough and self.kept["cosine of all"].shape[0] >= keys:
             return
         self.kept["scores"] = scores = torch.zeros(threads, 2 * size)
         self.kept["highest"] = torch.zeros(threads, self.width)
@@ -181,7 +181,7 @@ class TreeInC:
         run.scores, run.score_size = scores.data_ptr(), scores.shape[1]
         run.highest, run.likeliest = self.kept["highest"].data_ptr(), self.kept["likeliest"].data_ptr()
         growth.scratch = self.kept["scratch"].data_ptr()
-        self.kept["cosine of all"], self.kept["sine of all"] = cosine, sine = self._turns(scores.shape[1] // amx.LANES)
+        self.kept["cosine of all"], self.kept["sine of all"] = cosine, sine = self._turns(2 * keys)
         growth.cosine, growth.sine = cosine.data_ptr(), sine.data_ptr()
 
     def _turns(self, positions: int) -> tuple[Tensor, Tensor]:
@@ -193,5 +193,6 @@ class TreeInC:
         return cosine[0], sine[0]
 
     def _tiled(self, matrix: Tensor) -> int:
-        self.shelf = Shelf(matrix.numel())
+        arithmetic = self.head.arithmetic
+        self.shelf = Shelf(matrix.numel(), arithmetic.order, arithmetic.dtype)
         return self.shelf.put(matrix)[0]

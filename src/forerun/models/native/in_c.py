@@ -1,6 +1,6 @@
-"""A bfloat16 pass in one call, for Llama-like models on a CPU with AMX; `amx.c` has the arithmetic.
+"""A pass in one call, for Llama-like models on a CPU: in bfloat16 (`amx.c`) or in float32 (`floats.c`).
 
-A model that only drafts may have its weights in bytes, half as much to read: nobody's text depends on their last bits.
+A model that only drafts may have its weights in bytes, less to read: nobody's text depends on their last bits.
 
 Its rows are the same bit for bit whatever stands beside them: alone, in a chain, in a tree, in a batch.
 """
@@ -8,28 +8,24 @@ Its rows are the same bit for bit whatever stands beside them: alone, in a chain
 from __future__ import annotations
 
 import ctypes
-import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from forerun.core.native import build
 from forerun.models.config import ModelConfig, Rope
 from forerun.models.native.reading import Reading
-from forerun.models.native.shelf import BYTE_TILE, Shelf
+from forerun.models.native.shelf import Order, Shelf
 from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
 from forerun.models.target import Output
 
-FLAGS = ["-O3", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16")), "-mamx-tile"]
-FLAGS += ["-mamx-bf16", "-mamx-int8"]
 LANES = 16
-"""Queries that look at a key together: so many heads may share one."""
+"""So many heads may share one of keys."""
 WIDEST_HEAD = 256
+ROWS_TOGETHER = 8
+"""So many rows look at keys together, in float32."""
 TILE_ROWS = 32
 """Scratch is rounded up to so many rows, since tiles are read whole."""
 LINE = 64
@@ -62,30 +58,37 @@ Pass = structure(
 )
 
 
-@cache
-def library() -> ctypes.CDLL | None:
-    """None where the processor, the system or the compiler is not up to it."""
-    features = torch.cpu.get_capabilities()
-    needed = ("amx_bf16", "amx_int8", "amx_tile", "avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_bf16")
-    if platform.system() != "Linux" or not all(features.get(name) for name in needed):
-        return None
-    found = build.load(Path(__file__).with_suffix(".c"), FLAGS)
-    return found if found is not None and found.forerun_ask_for_tiles() == 0 else None
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a pass is computed with."""
+
+    library: ctypes.CDLL
+    dtype: torch.dtype
+    """Of rows, and of weights that are not in bytes."""
+    order: Order
+    byte_time: float
+    """How long it takes to go by a weight in bytes, with a few rows, where one that is not in bytes and one row take 1."""
 
 
-def supports(config: ModelConfig) -> bool:
-    """Whether the pass in C is this model's."""
+def llama_like(config: ModelConfig, head_unit: int) -> bool:
+    """Whether it is computed as a pass in C computes, with heads that are a multiple of `head_unit` wide."""
     plain = not (config.sandwich_norms or config.norm_offset or config.mlp_bias) and config.activation == "silu"
     layers = all(layer.window is None and not layer.experts for layer in config.layers)
-    inputs = (config.hidden_size, config.intermediate_size, config.heads * config.head_dim, config.vocab_size)
-    heads = config.head_dim % 64 == 0 and config.head_dim <= WIDEST_HEAD and config.heads // config.kv_heads <= LANES
-    aligned = all(size % 32 == 0 for size in inputs)
-    return plain and layers and heads and aligned and library() is not None
+    heads, size, share = config.heads, config.head_dim, config.heads // config.kv_heads
+    sizes = (config.hidden_size, config.intermediate_size, heads * size, config.kv_heads * size, config.vocab_size)
+    fitting = size % head_unit == 0 and size <= WIDEST_HEAD and share <= LANES
+    return plain and layers and fitting and all(each % TILE_ROWS == 0 for each in sizes)
 
 
-def interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """Sixteen rows of the one, sixteen of the other, and so on."""
-    return torch.stack([gate.view(-1, 16, gate.shape[1]), up.view(-1, 16, up.shape[1])], 1).flatten(0, 2)
+def interleave(gate: Tensor, up: Tensor, each: int) -> Tensor:
+    """So many rows of the one, as many of the other, and so on."""
+    return torch.stack([gate.view(-1, each, gate.shape[1]), up.view(-1, each, up.shape[1])], 1).flatten(0, 2)
+
+
+def score_size(config: ModelConfig, keys: int) -> int:
+    """How many scores a thread has at once."""
+    together = max(2 * LANES, ROWS_TOGETHER * (config.heads // config.kv_heads))
+    return together * (keys + 96)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class LayerWeights:
     vectors: dict[str, Tensor | None]
 
 
-class AmxPass:
+class PassInC:
     """A model's weights as the pass wants them: copied layer by layer, so that the caller can let go of each."""
 
     def __init__(
@@ -109,28 +112,29 @@ class AmxPass:
         weights: Iterator[LayerWeights],
         norm: Tensor | None,
         head: Tensor,
+        arithmetic: Arithmetic,
         *,
         in_bytes: bool = False,
     ) -> None:
         """With `in_bytes` its matrices are rounded, where their sizes allow it."""
-        found = library()
-        assert found is not None
-        self.call = found.forerun_pass
+        self.arithmetic = arithmetic
+        self.call = arithmetic.library.forerun_pass
         self.call.restype = None
         self.config = config
         self.ropes: list[Rope] = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope is not None))
         self.frequencies = [frequencies(rope, config.head_dim) for rope in self.ropes]
         self.turns: tuple[Tensor, Tensor] | None = None
         inputs = (config.hidden_size, config.intermediate_size)
-        self.in_bytes = in_bytes and all(size % BYTE_TILE == 0 for size in inputs)
-        self.shelf = shelf = Shelf(weights_read(config), in_bytes=self.in_bytes)
+        order = arithmetic.order
+        self.in_bytes = in_bytes and all(size % order.inputs_in_bytes == 0 for size in inputs)
+        self.shelf = shelf = Shelf(weights_read(config), order, torch.int8 if self.in_bytes else arithmetic.dtype)
         self.kept: list[object] = [shelf]  # what C points to
         layers = (Layer * len(config.layers))()
         for index, layer in enumerate(weights):
             own = layers[index]
             own.qkv, own.qkv_scales = shelf.put(layer.qkv)
             own.out, own.out_scales = shelf.put(layer.out)
-            own.gate_up, own.gate_up_scales = shelf.put(interleave(layer.gate, layer.up))
+            own.gate_up, own.gate_up_scales = shelf.put(interleave(layer.gate, layer.up, order.gate))
             own.down, own.down_scales = shelf.put(layer.down)
             for name, vector in layer.vectors.items():
                 setattr(own, name, None if vector is None else self._keep(vector.float()))
@@ -156,7 +160,7 @@ class AmxPass:
 
     def head_matrix(self) -> Tensor:
         """[V, H], copied back."""
-        return self.shelf.last(self.config.vocab_size, self.config.hidden_size)
+        return self.shelf.last(self.config.vocab_size, self.config.hidden_size).to(self.arithmetic.dtype)
 
     def run(
         self,
@@ -184,16 +188,16 @@ class AmxPass:
         likeliest = torch.empty(threads, count, dtype=torch.int64)
         height = -(-rows // TILE_ROWS) * TILE_ROWS
         heads, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        score_size = LANES * (2 * seen.most + 96)
+        scored, size = score_size(config, seen.most), x.element_size()
         scratch = Scratch()
         highest = scratch.room(4 * threads * count)
-        normed = scratch.room(2 * height * config.hidden_size * (2 if config.reads_beside else 1))
-        queries, mixed = scratch.room(2 * height * heads), scratch.room(2 * height * heads)
-        act = scratch.room(2 * height * config.intermediate_size)
+        normed = scratch.room(size * height * config.hidden_size * (2 if config.reads_beside else 1))
+        queries, mixed = scratch.room(size * height * heads), scratch.room(size * height * heads)
+        act = scratch.room(size * height * config.intermediate_size)
         qkv = scratch.room(4 * height * (heads + 2 * kv))
-        scores = scratch.room(4 * threads * score_size)
+        scores = scratch.room(4 * threads * scored)
         row_scales = scratch.room(4 * height)
-        packed = scratch.room(2 * seen.keys.shape[0] * kv) if rows > 1 else None
+        packed = scratch.room(size * seen.keys.shape[0] * kv) if rows > 1 else None
         start = scratch.take()
         self.call(
             ctypes.byref(self.model),
@@ -206,7 +210,7 @@ class AmxPass:
                     *(wanted.data_ptr(), ctypes.addressof(active), ctypes.addressof(places)),
                     *(logits.data_ptr(), peaks.data_ptr(), start + highest, likeliest.data_ptr()),
                     *(start + normed, start + queries, start + mixed, start + act),
-                    *(start + qkv, start + scores, score_size, start + row_scales),
+                    *(start + qkv, start + scores, scored, start + row_scales),
                     None if packed is None else start + packed,
                 )
             ),

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from forerun.models.native import amx
-from forerun.models.native.shelf import Shelf
+from forerun.models.native.in_c import TILE_ROWS
+from forerun.models.native.shelf import TILES, Shelf
 
 
 class Join:
@@ -21,7 +22,7 @@ class Join:
         self.call = found.forerun_join
         self.call.restype = None
         self.outputs, self.inputs, self.parts = matrix.shape[0], matrix.shape[1] // parts, parts
-        self.shelf = Shelf(matrix.numel())
+        self.shelf = Shelf(matrix.numel(), TILES, torch.bfloat16)
         self.matrix, _ = self.shelf.put(matrix.bfloat16())
 
     def __call__(self, parts: list[Tensor]) -> Tensor:
@@ -31,7 +32,7 @@ class Join:
         assert len(rows) == self.parts
         assert all(part.shape == (count, self.inputs) for part in rows)
         out = torch.zeros(count, self.outputs, dtype=torch.bfloat16)
-        height = -(-count // amx.TILE_ROWS) * amx.TILE_ROWS
+        height = -(-count // TILE_ROWS) * TILE_ROWS
         tiles = out.new_empty(height, self.parts * self.inputs)
         addresses = (ctypes.c_void_p * self.parts)(*(part.data_ptr() for part in rows))
         sizes = (ctypes.c_int64(size) for size in (self.parts, count, self.inputs))

@@ -25,9 +25,6 @@ static inline void load_tiles(int64_t rows) {
     _tile_loadconfig(&shapes);
 }
 
-/* What becomes of a product: 32 outputs of up to 16 rows, as two tiles of 16. */
-typedef enum { KEEP, ADD, GATE, LOGITS } Use;
-
 /* The first of the 32 logits from `token` on that is larger than all before them. NaN stays. */
 static inline void remember(__m512 a, __m512 b, int64_t token, float *peak, float *highest, int64_t *likeliest) {
     float best = *peak = _mm512_reduce_max_ps(_mm512_max_ps(a, b));
@@ -38,17 +35,6 @@ static inline void remember(__m512 a, __m512 b, int64_t token, float *peak, floa
     *highest = best;
     *likeliest = token + (left ? __builtin_ctz(left) : 16 + __builtin_ctz(right));
 }
-
-/* The rows of one product, and what becomes of it. */
-typedef struct {
-    const bf16 *x;           /* [rows, in], in tiles */
-    const float *row_scales; /* where the matrix is in bytes */
-    int64_t rows, in;
-    Use how;
-    const float *bias; /* may be NULL */
-    int64_t width;     /* of what it becomes */
-    void *out;
-} Task;
 
 /* What becomes of 32 sums of one row. */
 static inline void use(const Task *t, const float *left, const float *right, int64_t row, int64_t pair) {
@@ -222,10 +208,11 @@ static void pair_in_bytes(const Task *t, const int8_t *w, const float *scales, i
     }
 }
 
-/* Tiled rows times a matrix of 32 · pairs outputs; this thread's share of them. While it computes, what comes next is
- * fetched, and `more` bytes of what is not read as a matrix. */
-static void product(const Task *t, Matrix matrix, int64_t pairs, Stream *s, int64_t more) {
+/* Tiled rows times a matrix; this thread's share of its outputs. While it computes, what comes next is fetched, and `more`
+ * bytes of what is not read as a matrix. */
+static void product(const Task *t, Matrix matrix, int64_t outputs, Stream *s, int64_t more) {
     if (!t->rows) return;
+    int64_t pairs = outputs / 32;
     int64_t first = share_of(pairs, s->thread, s->threads), last = share_of(pairs, s->thread + 1, s->threads);
     int64_t read = bytes_of(matrix, (last - first) * 32 * t->in), tall = matrix.scales ? 16 : 32;
     int64_t steps = read / 2048 * ((t->rows + tall - 1) / tall), wanted = (read + more + DISTANCE - s->ahead) / LINE;
@@ -236,9 +223,9 @@ static void product(const Task *t, Matrix matrix, int64_t pairs, Stream *s, int6
     WRITTEN();
     if (matrix.scales)
         for (int64_t pair = first; pair < last; pair++)
-            pair_in_bytes(t, (const int8_t *)matrix.tiles + pair * 32 * t->in, matrix.scales, pair, s, lines);
+            pair_in_bytes(t, (const int8_t *)matrix.weights + pair * 32 * t->in, matrix.scales, pair, s, lines);
     else
-        in_bfloat16(t, matrix.tiles, first, last, s, lines);
+        in_bfloat16(t, matrix.weights, first, last, s, lines);
     s->ahead -= read;
     if (few) load_tiles(16);
 }

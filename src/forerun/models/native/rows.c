@@ -1,25 +1,10 @@
 /* A few rows times a matrix in float32, as fast as the matrix can be read or as the processor multiplies.
  *
  * A number is the sum of one vector of partial sums, of which lane i adds up the inputs i, i + LANES, i + 2 LANES, … in
- * this order, each product and sum rounded once, on some processors each by itself: compilers, which would choose in
- * every block anew, are not asked. So a row gives the same bits whatever rows are beside it, and wherever
+ * this order. So a row gives the same bits whatever rows are beside it, and wherever
  * blocks and threads are cut.
  */
-#include <stdint.h>
-
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#elif defined(__AVX__)
-#include <immintrin.h>
-#endif
-
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
+#include "vectors.h"
 
 /* The partial sums of a block of rows and outputs stay in registers, beside its weights and a vector of a row: there
  * are 32 of them, or 16. */
@@ -34,32 +19,6 @@
 #define AHEAD 256   /* floats between what a single row reads and what it asks for */
 #define SMALL 32768 /* products that one thread has made before others are awake */
 
-typedef float Vector __attribute__((vector_size(4 * LANES)));
-typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* wherever it lies */
-
-/* sums + a b */
-static inline Vector fused(Vector a, Vector b, Vector sums) {
-#if defined(__aarch64__)
-    return (Vector)vfmaq_f32((float32x4_t)sums, (float32x4_t)a, (float32x4_t)b);
-#elif defined(__AVX512F__)
-    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sums);
-#elif defined(__FMA__)
-    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sums);
-#else
-    return a * b + sums;
-#endif
-}
-
-typedef float Quad __attribute__((vector_size(16)));
-typedef float LooseQuad __attribute__((vector_size(16), aligned(4), may_alias));
-
-#ifdef __clang__
-#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-typedef int32_t Places __attribute__((vector_size(16)));
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (Places){__VA_ARGS__})
-#endif
-
 typedef struct {
     const float *x, *weight, *bias, *plus; /* [rows, in], [out, in], [out] or NULL, [rows, out] or NULL */
     float *y;                              /* [rows, out] */
@@ -71,14 +30,6 @@ static inline Vector some(const float *from, int64_t count) {
     Vector found = {0};
     for (int64_t i = 0; i < count; i++) found[i] = from[i];
     return found;
-}
-
-/* Lanes i, i + 4, i + 8, … added up, the halves first. */
-static inline Quad fold(Vector v) {
-    union { Vector whole; Quad parts[LANES / 4]; } u = {v};
-    for (int half = LANES / 8; half; half /= 2)
-        for (int i = 0; i < half; i++) u.parts[i] += u.parts[i + half];
-    return u.parts[0];
 }
 
 /* The totals of four quads, each (0 + 2) + (1 + 3). */

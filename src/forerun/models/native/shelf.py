@@ -1,14 +1,13 @@
-"""Matrices in the order in which `products.h` reads them."""
+"""Matrices in the order in which a pass in C reads them."""
 
 from __future__ import annotations
 
 import mmap
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-BYTE_TILE = 64
-"""Inputs of a matrix in bytes are a multiple of this."""
 LARGEST = 127
 LARGE_PAGE = 1 << 21
 
@@ -20,22 +19,54 @@ def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scales[:, None]).round().to(torch.int8), scales
 
 
+@dataclass(frozen=True)
+class Order:
+    """Outputs are a multiple of 32 and lie 32 after the other."""
+
+    tiled: bool
+    """In tiles of 16 outputs, as `products.h` reads them: [out / 32][in / 16 b][2][16][16][b], b inputs in four bytes.
+    Else in panels, as `float_products.h` does: [out / 32][in][32]."""
+    gate: int
+    """So many outputs of the gate stand before as many of what it is for."""
+    inputs_in_bytes: int
+    """Inputs of a matrix in bytes are a multiple of this."""
+
+    def arranged(self, matrix: Tensor) -> Tensor:
+        """A view of matrix [out, in]."""
+        outputs, inputs = matrix.shape
+        if not self.tiled:
+            return matrix.view(outputs // 32, 32, inputs).transpose(1, 2)
+        beside = 4 // matrix.element_size()
+        return matrix.view(outputs // 32, 2, 16, inputs // (16 * beside), 16, beside).permute(0, 3, 1, 4, 2, 5)
+
+    def restored(self, place: Tensor, outputs: int, inputs: int) -> Tensor:
+        """[out, in] of what lies in this order."""
+        if not self.tiled:
+            return place.view(outputs // 32, inputs, 32).transpose(1, 2).reshape(outputs, inputs)
+        beside = 4 // place.element_size()
+        tiles = place.view(outputs // 32, inputs // (16 * beside), 2, 16, 16, beside)
+        return tiles.permute(0, 2, 4, 1, 3, 5).reshape(outputs, inputs)
+
+
+TILES = Order(tiled=True, gate=16, inputs_in_bytes=64)
+PANELS = Order(tiled=False, gate=32, inputs_in_bytes=32)
+
+
 class Shelf:
     """Matrices in one stretch of memory, in large pages where the system has them."""
 
-    def __init__(self, weights: int, *, in_bytes: bool = False) -> None:
-        self.dtype = torch.int8 if in_bytes else torch.bfloat16
-        area = mmap.mmap(-1, self.dtype.itemsize * weights + LARGE_PAGE)
+    def __init__(self, weights: int, order: Order, dtype: torch.dtype) -> None:
+        """Room for so many weights: in bytes, or in float32 or bfloat16."""
+        self.order, self.dtype = order, dtype
+        area = mmap.mmap(-1, dtype.itemsize * weights + LARGE_PAGE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             area.madvise(mmap.MADV_HUGEPAGE)
-        self.area = torch.frombuffer(area, dtype=self.dtype)
-        self.used = (-self.area.data_ptr() % LARGE_PAGE) // self.dtype.itemsize
+        self.area = torch.frombuffer(area, dtype=dtype)
+        self.used = (-self.area.data_ptr() % LARGE_PAGE) // dtype.itemsize
         self.scales: list[Tensor] = []
 
     def put(self, matrix: Tensor) -> tuple[int, int | None]:
-        """matrix [out, in], both multiples of 32, in bytes inputs of `BYTE_TILE`; where it is, and where the scales of
-        its outputs are."""
-        outputs, inputs = matrix.shape
+        """matrix [out, in]; where it is, and where the scales of its outputs are, if it is in bytes."""
         where = None
         if self.dtype == torch.int8:
             matrix, scales = rounded(matrix)
@@ -43,15 +74,11 @@ class Shelf:
             where = scales.data_ptr()
         place = self.area[self.used : self.used + matrix.numel()]
         self.used += matrix.numel()
-        beside = 4 // self.dtype.itemsize
-        tiles = matrix.view(outputs // 32, 2, 16, inputs // (16 * beside), 16, beside).permute(0, 3, 1, 4, 2, 5)
-        place.view(tiles.shape).copy_(tiles)
+        arranged = self.order.arranged(matrix.contiguous())
+        place.view(arranged.shape).copy_(arranged)
         return place.data_ptr(), where
 
     def last(self, outputs: int, inputs: int) -> Tensor:
         """The matrix [outputs, inputs] that was put here last, in its own order, as it was rounded."""
-        place = self.area[self.used - outputs * inputs : self.used]
-        beside = 4 // self.dtype.itemsize
-        tiles = place.view(outputs // 32, inputs // (16 * beside), 2, 16, 16, beside).permute(0, 2, 4, 1, 3, 5)
-        matrix = tiles.reshape(outputs, inputs)
-        return (matrix * self.scales[-1][:, None]).bfloat16() if self.scales else matrix
+        matrix = self.order.restored(self.area[self.used - outputs * inputs : self.used], outputs, inputs)
+        return matrix * self.scales[-1][:, None] if self.scales else matrix

@@ -1,0 +1,197 @@
+/* Rows times matrices, with weights in float32 or in bytes with one scale for each output.
+ *
+ * Matrices lie in panels of 32 outputs, [out / 32][in][32]; of gate and up, panels take turns. A number is the sum of
+ * sums over 128 inputs each, from the first on, of which each adds up its products from left to right: so rows have the
+ * same bits whatever rows are beside them, and wherever panels are shared among threads.
+ */
+#pragma once
+#include <math.h>
+
+#include "stream.h"
+#include "vectors.h"
+
+#define PANEL 32
+#define VECTORS (PANEL / LANES)
+#define INPUTS 128       /* that are added up before their sum is added to the others' */
+#define ROWS_AT_ONCE 48  /* go by a panel's inputs while these are near */
+#if LANES == 16
+#define MOST_ROWS 12 /* whose sums stay in registers */
+#elif LANES == 8
+#define MOST_ROWS 3
+#else
+#define MOST_ROWS 2
+#endif
+
+typedef struct {
+    float sums[ROWS_AT_ONCE][PANEL] __attribute__((aligned(64)));
+} Sums;
+
+/* Some rows, and a part of a panel's inputs. */
+typedef struct {
+    const float *x; /* of the first row */
+    int64_t stride, rows, inputs;
+    const char *ahead; /* what is fetched meanwhile, */
+    int64_t step;      /* so many bytes with each input */
+} Piece;
+
+static inline Vector weights_of(const void *panel, int64_t place, const int bytes) {
+    if (bytes) return from_bytes((const int8_t *)panel + place);
+    return *(const Loose *)((const float *)panel + place);
+}
+
+/* Adds up a piece of which `rows` and `bytes` are constant where this is called; where it has fewer rows the last one is
+ * computed again. */
+static inline __attribute__((always_inline)) void add_up(const Piece *piece, const void *panel, float (*sums)[PANEL],
+                                                         const int rows, const int bytes) {
+    const float *x[MOST_ROWS];
+    Vector own[MOST_ROWS][VECTORS];
+    const char *ahead = piece->ahead;
+    const int64_t step = piece->step;
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+        x[r] = piece->x + (r < piece->rows ? r : piece->rows - 1) * piece->stride;
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) own[r][v] = all(0);
+    }
+    for (int64_t k = 0; k < piece->inputs; k++) {
+        __builtin_prefetch(ahead, 0, 2);
+        __builtin_prefetch(ahead + step / 2, 0, 2);
+        ahead += step;
+#if LANES == 16 /* few vectors of weights and many rows, */
+        Vector weights[VECTORS];
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) weights[v] = weights_of(panel, k * PANEL + v * LANES, bytes);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            Vector number = all(x[r][k]);
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++) own[r][v] = fused(number, weights[v], own[r][v]);
+        }
+#else /* or many of weights and few rows */
+        Vector numbers[MOST_ROWS];
+#pragma GCC unroll 3
+        for (int r = 0; r < rows; r++) numbers[r] = all(x[r][k]);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) {
+            Vector weights = weights_of(panel, k * PANEL + v * LANES, bytes);
+#pragma GCC unroll 3
+            for (int r = 0; r < rows; r++) own[r][v] = fused(numbers[r], weights, own[r][v]);
+        }
+#endif
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+        if (r >= piece->rows) break;
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) *(Vector *)(sums[r] + v * LANES) += own[r][v];
+    }
+}
+
+typedef void AddUp(const Piece *, const void *panel, float (*sums)[PANEL]);
+#define FIXED(rows)                                                                               \
+    static void floats_##rows(const Piece *piece, const void *panel, float (*sums)[PANEL]) {      \
+        add_up(piece, panel, sums, rows, 0);                                                      \
+    }                                                                                             \
+    static void bytes_##rows(const Piece *piece, const void *panel, float (*sums)[PANEL]) {       \
+        add_up(piece, panel, sums, rows, 1);                                                      \
+    }
+FIXED(1)
+FIXED(2)
+#if MOST_ROWS > 2
+FIXED(3)
+#endif
+#if MOST_ROWS > 3
+FIXED(4)
+FIXED(5)
+FIXED(6)
+FIXED(8)
+FIXED(10)
+FIXED(12)
+#endif
+#if MOST_ROWS == 12
+#define BY_ROWS(kind) \
+    {0, kind##_1, kind##_2, kind##_3, kind##_4, kind##_5, kind##_6, kind##_8, kind##_8, kind##_10, kind##_10, kind##_12, kind##_12}
+#elif MOST_ROWS == 3
+#define BY_ROWS(kind) {0, kind##_1, kind##_2, kind##_3}
+#else
+#define BY_ROWS(kind) {0, kind##_1, kind##_2}
+#endif
+static AddUp *const in_floats[] = BY_ROWS(floats), *const in_bytes[] = BY_ROWS(bytes);
+
+/* What a panel makes of some rows. Of what the thread will read later as much is fetched as is read here the first time. */
+static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, int64_t rows, Sums *out, Stream *s) {
+    const char *weights = (const char *)matrix.weights + bytes_of(matrix, panel * PANEL * t->in);
+    int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    memset(out, 0, sizeof(float) * PANEL * (size_t)rows);
+    for (int64_t input = 0; input < t->in; input += INPUTS) {
+        int64_t inputs = t->in - input < INPUTS ? t->in - input : INPUTS;
+        for (int64_t block = 0; block < blocks; block++) {
+            int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
+            const float *x = t->x + (row + first) * t->in + input;
+            Piece piece = {x, t->in, count, inputs, (const char *)x, 0};
+            if (row == 0 && block < 2) {
+                int64_t step = bytes_of(matrix, PANEL) / (blocks > 1 ? 2 : 1);
+                const char *ahead = claim(s, step * inputs);
+                if (ahead) piece.ahead = ahead, piece.step = step;
+            }
+            (matrix.scales ? in_bytes : in_floats)[count](&piece, weights + bytes_of(matrix, input * PANEL),
+                                                          out->sums + first);
+        }
+    }
+    if (!matrix.scales) return;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < PANEL; i++) out->sums[r][i] *= matrix.scales[panel * PANEL + i];
+}
+
+/* The first of 32 logits from `token` on that is larger than all before them. NaN stays. */
+static inline void remember(const float *logits, int64_t token, float *peak, float *highest, int64_t *likeliest) {
+    float best = -INFINITY;
+    int64_t numbers = 0;
+    for (int64_t i = 0; i < PANEL; i++) {
+        numbers += logits[i] == logits[i];
+        best = logits[i] > best ? logits[i] : best;
+    }
+    *peak = best;
+    if (numbers < PANEL) *highest = NAN;
+    if (!(best > *highest)) return;
+    int64_t i = 0;
+    while (logits[i] != best) i++;
+    *highest = best;
+    *likeliest = token + i;
+}
+
+/* What becomes of 32 sums of one row; of twice as many where one half is the gate of the other. */
+static inline void use(const Task *t, const float *sums, const float *up, int64_t row, int64_t panel, int thread) {
+    float *place = (float *)t->out + row * t->width + PANEL * panel;
+    const float *bias = t->bias ? t->bias + PANEL * panel : NULL;
+    if (t->how == GATE) {
+        for (int64_t i = 0; i < PANEL; i += LANES) {
+            Vector gate = *(const Vector *)(sums + i), one = all(1);
+            *(Loose *)(place + i) = gate / (one + exponential(-gate)) * *(const Vector *)(up + i);
+        }
+    } else if (t->how == ADD) {
+        for (int64_t i = 0; i < PANEL; i++) place[i] += bias ? sums[i] + bias[i] : sums[i];
+    } else if (t->how == KEEP) {
+        for (int64_t i = 0; i < PANEL; i++) place[i] = bias ? sums[i] + bias[i] : sums[i];
+    } else {
+        const Pass *pass = t->out;
+        int64_t mine = thread * pass->wanted + row, token = PANEL * panel;
+        memcpy(pass->logits + row * t->width + token, sums, sizeof(float) * PANEL);
+        remember(sums, token, pass->peaks + (row * t->width + token) / PANEL, pass->highest + mine, pass->likeliest + mine);
+    }
+}
+
+/* Rows times a matrix; this thread's share of its outputs. */
+static void product(const Task *t, Matrix matrix, int64_t outputs, Stream *s, int64_t more) {
+    int64_t each = t->how == GATE ? 2 : 1, panels = outputs / (PANEL * each);
+    int64_t last = share_of(panels, s->thread + 1, s->threads);
+    Sums sums, up;
+    (void)more;
+    for (int64_t panel = share_of(panels, s->thread, s->threads); panel < last; panel++)
+        for (int64_t row = 0; row < t->rows; row += ROWS_AT_ONCE) {
+            int64_t rows = t->rows - row < ROWS_AT_ONCE ? t->rows - row : ROWS_AT_ONCE;
+            multiply(t, matrix, each * panel, row, rows, &sums, s);
+            if (each == 2) multiply(t, matrix, each * panel + 1, row, rows, &up, s);
+            for (int64_t r = 0; r < rows; r++) use(t, sums.sums[r], up.sums[r], row + r, panel, s->thread);
+        }
+}
