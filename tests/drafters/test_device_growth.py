@@ -16,9 +16,9 @@ from forerun.drafters.head_ahead import HeadRun
 from forerun.drafters.trained import FeatureDrafter
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.feature_head import frozen_head, new_head
-from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
 from tests.drafters.models import paths_of, sequence
+from tests.models.rows import with_static_pass
 from tests.models.test_feature_head import head_of, target_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,9 +45,7 @@ def lived(
         head.get_parameter("model.norm.weight").data.copy_(torch.linspace(0.1, 3, 64))
     for part in ("q_proj", "v_proj", "o_proj"):  # so that what a row sees counts
         head.get_parameter(f"model.layers.0.self_attn.{part}.weight").data.mul_(2.5)
-    if DEVICE.type == "cpu":
-        head.prepare()
-        head.static = StaticPass(head)
+    with_static_pass(head)
     drafter = FeatureDrafter(head, 1024, TreeSpec.parse(tree), 128, taus)
     texts = [sequence(n, REQUESTS[n % len(REQUESTS)], length=5 + 9 * n, vocabulary=128) for n in range(count)]
     states = torch.Generator().manual_seed(1)
@@ -138,8 +136,7 @@ def drafter_with(tree: str, ids: torch.Tensor | None = None, context: int = 256)
     target = target_of(torch.float32)
     head = frozen_head(new_head("eagle3", target, ids=ids), target)
     head.context_length = context
-    head.prepare()
-    head.static = StaticPass(head)
+    with_static_pass(head)
     return FeatureDrafter(head, 256, TreeSpec.parse(tree), 128)
 
 
@@ -213,8 +210,7 @@ def test_nothing_is_written_beyond_what_a_text_has_reserved() -> None:
     """Where a budget ends early there are no slots for the levels below."""
     target = target_of(torch.float32)
     head = head_of("eagle3", target)
-    head.prepare()
-    head.static = StaticPass(head)
+    with_static_pass(head)
     drafter = FeatureDrafter(head, 256, TreeSpec.parse("dynamic:4,5,20"), 128)
     text = sequence(0, SamplingParams(temperature=0.0), length=30, vocabulary=128)
     drafter.draft([text], [Budget(8, 8)])

@@ -25,8 +25,8 @@ from forerun.drafters.head_ahead import HeadRun
 from forerun.drafters.level_run import Rows
 from forerun.drafters.trained import FeatureDrafter
 from forerun.drafters.tree_spec import TreeSpec
-from forerun.models.native import amx
 from tests.drafters.models import paths_of, sequence
+from tests.models.rows import each_pass
 from tests.models.test_feature_head import head_of, target_of
 
 pytestmark = pytest.mark.skipif(choice.library() is None, reason="no compiler")
@@ -189,14 +189,14 @@ def test_a_row_without_so_many_says_so() -> None:
     assert shares[0][2] == -float("inf")
 
 
-@pytest.mark.skipif(amx.library() is None, reason="no AMX, or no compiler")
+@each_pass
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
 @pytest.mark.parametrize("requests", [("greedy", "seeded"), ("greedy",), ("seeded",)])
 def test_a_head_in_c_drafts_what_it_drafts_in_tensors(
-    method: str, requests: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, method: str, requests: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One text alone grows in C altogether, several with Python between the levels."""
-    target = target_of(torch.bfloat16)
+    target = target_of(dtype)
     kinds = {"greedy": SamplingParams(temperature=0.0), "seeded": SamplingParams(seed=7, temperature=0.8)}
     itself = HeadRun.grow
     calls: list[int] = []
@@ -226,7 +226,7 @@ def test_a_head_in_c_drafts_what_it_drafts_in_tensors(
             for row, text in enumerate(texts):
                 text.commit([*listed[row][-1][: step % 3], 5 + step])
             seen = [
-                {layer: torch.randn(text.position - at, 64, generator=states).bfloat16() for layer in drafter.layers}
+                {layer: torch.randn(text.position - at, 64, generator=states).to(dtype) for layer in drafter.layers}
                 for text, at in zip(texts, start, strict=True)
             ]
             drafter.observe([Observation(text, [], own, at) for text, own, at in zip(texts, seen, start, strict=True)])

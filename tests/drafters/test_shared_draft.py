@@ -24,10 +24,10 @@ from forerun.models.heads.shared_draft import (
     spread,
 )
 from forerun.models.identity import weights_identity
-from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
 from tests.drafters.models import setup, slow_logits, tiny
 from tests.engine.tiny import drain, tiny_model
+from tests.models.rows import in_pytorch, with_static_pass
 
 
 def written(path: Path, target: Transformer, ids: torch.Tensor | None = None) -> str:
@@ -83,8 +83,7 @@ def test_a_chain_on_a_device_names_tokens_not_columns() -> None:
     expected = []
     for static in (False, True):
         draft = frozen_shared_draft(new_shared_draft(target, 2, ids=ids), target)
-        draft.prepare()
-        draft.static = StaticPass(draft) if static else None
+        draft = with_static_pass(draft) if static else in_pytorch(draft)
         drafter = DraftModel(RunAhead(draft, 512), TreeSpec.parse("5"), target.vocab_size)
         engine = Engine(target, drafter, slots=512)
         params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)

@@ -35,6 +35,7 @@ from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
 from tests.drafters.models import paths_of
 from tests.drafters.test_heads import shaken
+from tests.models.rows import with_static_pass
 from tests.models.test_feature_head import head_of, target_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,10 +46,7 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(1, 41)), [9], [3, 3, 4], [100, 2
 
 def target() -> Transformer:
     made = target_of(torch.float32).to(DEVICE)
-    made.prepare()
-    if DEVICE.type == "cpu":
-        made.static = StaticPass(made)
-    return made
+    return with_static_pass(made)
 
 
 SIDE = ("medusa", "blockwise")
@@ -68,9 +66,7 @@ def drafter(
     for part in ("q_proj", "k_proj", "v_proj", "o_proj"):  # so that what a row sees counts
         weight = head.get_parameter(f"model.layers.0.self_attn.{part}.weight")
         weight.data.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
-    head.prepare()
-    if DEVICE.type == "cpu":
-        head.static = StaticPass(head)
+    with_static_pass(head)
     return FeatureDrafter(head, slots, TreeSpec.parse(tree), 128)
 
 
@@ -113,6 +109,7 @@ def test_the_first_engine_of_a_target_goes_in_runs_too(monkeypatch: pytest.Monke
     prepare = Transformer.prepare
 
     def prepared(model: Transformer) -> None:
+        model.learned_through = True
         prepare(model)
         model.static = StaticPass(model) if model.static is None else model.static
 

@@ -1,4 +1,4 @@
-"""Tiny bfloat16 models, and one text and its tree read in many ways, for tests of the passes in C."""
+"""Tiny models, and one text and its tree read in many ways, for tests of the passes in C."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.core.sequence import Sequence as Text
 from forerun.drafters.run_ahead import RunAhead
 from forerun.models.batch import Batch, Segment
 from forerun.models.config import Layer, ModelConfig, Rope
+from forerun.models.native import amx, floats
+from forerun.models.native.shelf import rounded
+from forerun.models.static.static_pass import StaticPass
 from forerun.models.storage import Storage
 from forerun.models.transformer import Transformer
 
+Model = TypeVar("Model", bound=Transformer)
 VOCABULARY = 96
 SLOTS = 1024
 
@@ -45,6 +51,36 @@ CONFIGS = {
     "sixteen share, touchy": config(32, 2, 64, attention_scale=0.03, layers=(Layer(), Layer(YARN), Layer(), Layer())),
     "the widest heads": config(2, 1, 256, attention_scale=0.1, embedding_scale=3.0),
 }
+NARROW = {
+    "heads of 16": config(8, 2, 16, intermediate_size=32, layers=(Layer(), Layer(rope=None))),
+    "heads of 32, normed": config(4, 1, 32, hidden=32, qk_norm=True),
+    "heads of 48, biases": config(4, 2, 48, hidden=160, qkv_bias=True, output_bias=True, intermediate_size=288),
+    "heads of 80, five share": config(10, 2, 80, tied=True),
+    "heads of 96, seven share": config(7, 1, 96, attention_scale=0.05, layers=(Layer(LLAMA3), Layer(YARN))),
+}
+"""For float32 only."""
+IN_C = {torch.bfloat16: amx, torch.float32: floats}
+NEAR = 1e-5
+"""Between two ways to compute in float32."""
+
+
+def pass_in(dtype: torch.dtype, *values: object) -> object:
+    """Values of a test of the pass in C, behind the numbers that it is computed with."""
+    missing = pytest.mark.skipif(IN_C[dtype].library() is None, reason="no such processor, or no compiler")
+    return pytest.param(dtype, *values, marks=missing, id="-".join(map(str, (dtype, *values))))
+
+
+each_pass = pytest.mark.parametrize("dtype", [pass_in(dtype) for dtype in IN_C])
+
+
+def names(dtype: torch.dtype) -> list[str]:
+    """Of the models that such a pass knows."""
+    return [*CONFIGS, *NARROW] if dtype == torch.float32 else [*CONFIGS]
+
+
+each_model = pytest.mark.parametrize(
+    ("dtype", "name"), [pass_in(dtype, name) for dtype in IN_C for name in names(dtype)]
+)
 
 
 def tiny(shape: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Transformer:
@@ -58,6 +94,35 @@ def tiny(shape: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.bfloat16)
     if shape.tied:
         model.tie()
     return model.requires_grad_(False)
+
+
+def in_pytorch(model: Model) -> Model:
+    """Prepared, without a pass in C."""
+    model.learned_through = True
+    model.prepare()
+    assert model.in_c is None
+    return model
+
+
+def with_static_pass(model: Model) -> Model:
+    """Prepared, with the static pass, which it has by itself on a GPU only."""
+    in_pytorch(model).static = model.static or StaticPass(model)
+    return model
+
+
+def round_matrices(model: Model) -> Model:
+    """What is left of its weights when they are in bytes."""
+    for part in (*model.model.layers.modules(), model.lm_head):
+        if isinstance(part, nn.Linear):
+            whole, scales = rounded(part.weight.data)
+            rows = (whole * scales[:, None]).to(part.weight.dtype)
+            part.weight = nn.Parameter(rows, requires_grad=False)
+    return model
+
+
+def error(found: Tensor, right: Tensor) -> float:
+    """The root mean square of what is wrong, as a part of what is right."""
+    return float((found.float() - right).square().mean().sqrt() / right.square().mean().sqrt())
 
 
 @contextmanager

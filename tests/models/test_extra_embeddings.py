@@ -12,9 +12,8 @@ from forerun.drafters.none import NoDrafter
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
 from forerun.models.batch import Batch, Segment
-from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
-from tests.models.rows import CONFIGS, VOCABULARY, tiny
+from tests.models.rows import CONFIGS, VOCABULARY, tiny, with_static_pass
 
 KINDS = ("float32", "bfloat16", "static")
 TEXT = [3, 1, 4, 1, 5, 90, 2, 6]
@@ -23,9 +22,9 @@ TEXT = [3, 1, 4, 1, 5, 90, 2, 6]
 def model(kind: str, *, tied: bool, scale: float = 1.0) -> Transformer:
     shape = replace(CONFIGS["two share, tied"], tied=tied, embedding_scale=scale)
     made = tiny(shape, dtype=torch.bfloat16 if kind == "bfloat16" else torch.float32)
-    made.prepare()
     if kind == "static":
-        made.static = StaticPass(made)
+        return with_static_pass(made)
+    made.prepare()
     return made
 
 

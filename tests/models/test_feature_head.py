@@ -18,6 +18,7 @@ from forerun.models.static.static_pass import StaticPass
 from forerun.models.storage import Storage
 from forerun.models.target import Output
 from forerun.models.transformer import Transformer
+from tests.models.rows import NEAR, each_pass, in_pytorch, round_matrices
 
 METHODS = ("eagle", "eagle3", "mtp")
 CONFIG = ModelConfig(
@@ -69,25 +70,26 @@ def passes(head: FeatureHead, dtype: torch.dtype) -> list[Output]:
     return found
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(found: Tensor, expected: Tensor, near: float = 0.03) -> None:
     scale = float(expected.float().abs().max())
-    torch.testing.assert_close(found.float() / scale, expected.float() / scale, atol=0.03, rtol=0.0)
+    torch.testing.assert_close(found.float() / scale, expected.float() / scale, atol=near, rtol=0.0)
 
 
+@each_pass
 @pytest.mark.parametrize("method", METHODS)
-def test_the_pass_in_c_is_the_plain_one(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = head_of(method, target_of(torch.bfloat16))
-    if not amx.supports(head.config):
-        pytest.skip("needs a CPU with AMX")
-    found = passes(head, torch.bfloat16)
-    assert head.amx is not None
-    monkeypatch.setattr(amx, "supports", lambda config: False)
-    plain = head_of(method, target_of(torch.bfloat16))
-    expected = passes(plain, torch.bfloat16)
-    assert plain.amx is None
+def test_the_pass_in_c_is_the_plain_one(dtype: torch.dtype, method: str) -> None:
+    head = head_of(method, target_of(dtype))
+    found = passes(head, dtype)
+    assert head.in_c is not None
+    plain = head_of(method, target_of(dtype))
+    if dtype == torch.float32:  # where nothing but the weights is rounded
+        assert head.in_c.in_bytes == (head.config.intermediate_size % head.in_c.arithmetic.order.inputs_in_bytes == 0)
+        round_matrices(plain)
+    expected = passes(in_pytorch(plain), dtype)
+    near = NEAR if dtype == torch.float32 else 0.03
     for one, other in zip(found, expected, strict=True):
-        close(one.logits, other.logits)
-        close(one.features[1], other.features[1])
+        close(one.logits, other.logits, near)
+        close(one.features[1], other.features[1], near)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -100,7 +102,7 @@ def test_the_static_pass_is_the_plain_one(method: str, monkeypatch: pytest.Monke
         return run(rows, buffers, storage)
 
     monkeypatch.setattr(Rows, "run", counted)
-    head = head_of(method, target_of(torch.float32))
+    head = in_pytorch(head_of(method, target_of(torch.float32)))
     expected = [(output.logits, output.features[1]) for output in passes(head, torch.float32)]
     head.static = StaticPass(head)
     found = [(output.logits.clone(), output.features[1].clone()) for output in passes(head, torch.float32)]

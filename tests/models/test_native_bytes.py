@@ -7,46 +7,67 @@ from functools import cache
 
 import pytest
 import torch
-from torch import nn
 
 from forerun.models.batch import Batch
 from forerun.models.config import ModelConfig
-from forerun.models.native import amx
-from forerun.models.native.shelf import Shelf, rounded
+from forerun.models.native.shelf import PANELS, TILES, Order, Shelf, rounded
 from forerun.models.transformer import Transformer
-from tests.models.rows import CONFIGS, SLOTS, VOCABULARY, Case, Seen, chain, read, shuffled, threads, tiny, together
-from tests.models.test_native import differ, error
+from tests.models.rows import (
+    CONFIGS,
+    IN_C,
+    NARROW,
+    NEAR,
+    SLOTS,
+    VOCABULARY,
+    Case,
+    Seen,
+    chain,
+    each_pass,
+    error,
+    in_pytorch,
+    pass_in,
+    read,
+    round_matrices,
+    shuffled,
+    threads,
+    tiny,
+    together,
+)
+from tests.models.test_native import differ
 
 SHAPES = {
     name: replace(CONFIGS[name], hidden_size=192, intermediate_size=320)
     for name in ("one head each", "two share, tied", "three share, biases", "eight share, normed, wide")
 }
-needs_amx = pytest.mark.skipif(amx.library() is None, reason="no AMX, or no compiler")
+each_model = pytest.mark.parametrize(
+    ("dtype", "name"),
+    [pass_in(dtype, name) for dtype in IN_C for name in (SHAPES | NARROW if dtype == torch.float32 else SHAPES)],
+)
 
 
-def drafting(shape: ModelConfig) -> Transformer:
-    made = tiny(shape)
+def bound(dtype: torch.dtype) -> float:
+    """How near to float32 with the same weights: in float32 the rows are not rounded."""
+    return NEAR if dtype == torch.float32 else 0.03
+
+
+def drafting(shape: ModelConfig, dtype: torch.dtype) -> Transformer:
+    made = tiny(shape, dtype=dtype)
     made.only_drafts = True
     return made
 
 
 @cache
-def model(name: str) -> Transformer:
-    made = drafting(SHAPES[name])
+def model(dtype: torch.dtype, name: str) -> Transformer:
+    made = drafting((SHAPES | NARROW)[name], dtype)
     made.prepare()
-    assert made.amx is not None
-    assert made.amx.in_bytes
+    assert made.in_c is not None
+    assert made.in_c.in_bytes
     return made
 
 
 def in_float32(name: str) -> Transformer:
     """With the weights that are left when they are rounded."""
-    made = tiny(SHAPES[name], dtype=torch.float32)
-    for part in list(made.modules()):
-        if isinstance(part, nn.Linear):
-            whole, scales = rounded(part.weight.data)
-            part.weight = nn.Parameter(whole * scales[:, None], requires_grad=False)
-    return made
+    return round_matrices(tiny((SHAPES | NARROW)[name], dtype=torch.float32))
 
 
 # --- matrices ------------------------------------------------------------------------------------------------
@@ -64,53 +85,58 @@ def test_a_weight_is_rounded_by_half_a_step_at_most() -> None:
     assert not whole[5].any()
 
 
-@pytest.mark.parametrize("in_bytes", [False, True])
-def test_a_matrix_comes_back_in_its_own_order(in_bytes: bool) -> None:
-    shelf = Shelf(3 * 96 * 128, in_bytes=in_bytes)
+@pytest.mark.parametrize(
+    ("order", "dtype"),
+    [(TILES, torch.bfloat16), (PANELS, torch.float32), (TILES, torch.int8), (PANELS, torch.int8)],
+    ids=["tiles", "panels", "tiles in bytes", "panels in bytes"],
+)
+def test_a_matrix_comes_back_in_its_own_order(order: Order, dtype: torch.dtype) -> None:
+    shelf = Shelf(3 * 96 * 128, order, dtype)
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
-        matrix = torch.randn(96, 128, generator=generator).bfloat16()
+        matrix = torch.randn(96, 128, generator=generator)
+        matrix = matrix.bfloat16() if order == TILES else matrix
         address, scales = shelf.put(matrix)
         assert address % 64 == 0
-        assert (scales is not None) == in_bytes
-    assert error(shelf.last(96, 128), matrix.float()) < (0.01 if in_bytes else 1e-9)
+        assert (scales is not None) == (dtype == torch.int8)
+    assert error(shelf.last(96, 128), matrix.float()) < (0.01 if dtype == torch.int8 else 1e-9)
 
 
 # --- right ---------------------------------------------------------------------------------------------------
 
 
-@needs_amx
-@pytest.mark.parametrize("name", SHAPES)
+@each_model
 @pytest.mark.parametrize("rows", [1, 16, 17, 100])
-def test_it_is_near_to_float32(name: str, rows: int) -> None:
+def test_it_is_near_to_float32(dtype: torch.dtype, name: str, rows: int) -> None:
     text = torch.randint(VOCABULARY, (rows,), generator=torch.Generator().manual_seed(rows))
     slots = torch.arange(rows)
     right, own = (
         read(each, each.new_storage(128), [chain(text, slots[:0], slots)])[0]
-        for each in (in_float32(name), model(name))
+        for each in (in_pytorch(in_float32(name)), model(dtype, name))
     )
     for field in ("logits", "hidden", "cached"):
-        assert error(vars(own)[field], vars(right)[field]) < 0.03
+        assert error(vars(own)[field], vars(right)[field]) < bound(dtype)
 
 
-@needs_amx
-def test_an_outlier_among_the_states_leaves_the_others_as_they_are() -> None:
-    """Rows have two bytes for each number: one would give small numbers beside a large one next to no digits."""
-    name = "one head each"
-    made, right = drafting(SHAPES[name]), in_float32(name)
+@each_pass
+def test_an_outlier_among_the_states_leaves_the_others_as_they_are(dtype: torch.dtype) -> None:
+    """Rows in bytes have two for each number: one would give small numbers beside a large one next to no digits."""
+    shape = SHAPES["one head each"]
+    made, right = drafting(shape, dtype), tiny(shape, dtype=torch.float32)
     for each in (made, right):
         each.model.norm.get_parameter("weight").data[3] = 2000.0
         each.lm_head.weight.data[:, 3] = 0
+    in_pytorch(round_matrices(right))
     text = torch.arange(20)
     found, expected = (
         read(each, each.new_storage(32), [chain(text, text[:0], text)])[0].logits for each in (made, right)
     )
-    assert error(found, expected) < 0.03
+    assert error(found, expected) < bound(dtype)
 
 
-@needs_amx
-def test_what_is_no_number_spoils_its_own_row_only() -> None:
-    made = drafting(SHAPES["one head each"])
+@each_pass
+def test_what_is_no_number_spoils_its_own_row_only(dtype: torch.dtype) -> None:
+    made = drafting(SHAPES["one head each"], dtype)
     made.model.embed_tokens.weight.data[7, 5] = torch.nan
     made.model.embed_tokens.weight.data[8, 5] = torch.inf
     text = torch.tensor([1, 7, 2, 8, 3])
@@ -122,37 +148,37 @@ def test_what_is_no_number_spoils_its_own_row_only() -> None:
 # --- the same ------------------------------------------------------------------------------------------------
 
 
-@needs_amx
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_tree_is_plain_decoding_of_each_path(name: str) -> None:
+@each_model
+def test_a_tree_is_plain_decoding_of_each_path(dtype: torch.dtype, name: str) -> None:
     generator = torch.Generator().manual_seed(3)
     made = [Case.random(generator, longest=70, most=20, unread=40) for _ in range(3)]
-    expected: list[Seen] = [case.plain(model(name)) for case in made]
+    expected: list[Seen] = [case.plain(model(dtype, name)) for case in made]
     for count in (1, 2, 3):
         with threads(count):
-            assert not differ(together(model(name), made, shuffled(16, generator)), expected)
-    assert not differ(together(model(name), made, torch.arange(SLOTS)), expected)
+            assert not differ(together(model(dtype, name), made, shuffled(16, generator)), expected)
+    assert not differ(together(model(dtype, name), made, torch.arange(SLOTS)), expected)
 
 
 # --- which models --------------------------------------------------------------------------------------------
 
 
-@needs_amx
-@pytest.mark.parametrize(("hidden", "inner"), [(96, 320), (192, 96)])
-def test_odd_sizes_stay_in_bfloat16(hidden: int, inner: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "hidden", "inner"), [pass_in(torch.bfloat16, 96, 320), pass_in(torch.bfloat16, 192, 96)]
+)
+def test_odd_sizes_stay_in_bfloat16(dtype: torch.dtype, hidden: int, inner: int) -> None:
     shape = replace(SHAPES["one head each"], hidden_size=hidden, intermediate_size=inner)
-    made = drafting(shape)
+    made = drafting(shape, dtype)
     text = torch.arange(20)
     found = read(made, made.new_storage(32), [chain(text, text[:0], text)])[0]
-    assert made.amx is not None
-    assert not made.amx.in_bytes
+    assert made.in_c is not None
+    assert not made.in_c.in_bytes
     plain = tiny(shape)
     assert found.same(read(plain, plain.new_storage(32), [chain(text, text[:0], text)])[0])
 
 
-@needs_amx
-def test_a_target_is_never_rounded() -> None:
-    made = tiny(SHAPES["one head each"])
+@each_pass
+def test_a_target_is_never_rounded(dtype: torch.dtype) -> None:
+    made = tiny(SHAPES["one head each"], dtype=dtype)
     made.prepare()
-    assert made.amx is not None
-    assert not made.amx.in_bytes
+    assert made.in_c is not None
+    assert not made.in_c.in_bytes

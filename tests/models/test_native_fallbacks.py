@@ -1,8 +1,9 @@
-"""Without AMX, without a compiler or with a broken one: a model runs all the same, and the log says why."""
+"""Without the processor, without a compiler or with a broken one: a model runs all the same, and the log says why."""
 
 from __future__ import annotations
 
 import logging
+import platform
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 
 from forerun.core.native import build
 from forerun.models.config import Layer, ModelConfig
-from forerun.models.native import amx
+from forerun.models.native import amx, floats
 from forerun.models.norm import RMSNorm
 from forerun.models.product import Product, packs
-from tests.models.rows import CONFIGS, VOCABULARY, chain, config, read, tiny
+from tests.models.rows import CONFIGS, IN_C, NARROW, VOCABULARY, chain, config, each_pass, names, read, tiny
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
 needs_packing = pytest.mark.skipif(not packs(torch.bfloat16), reason="no layout for bfloat16 matrices here")
@@ -29,8 +30,8 @@ OTHERS = {
     "a window": config(2, 2, 64, layers=(Layer(), Layer(window=9))),
     "experts": config(2, 2, 64, layers=(Layer(experts=True),), experts=4, experts_per_token=2, expert_size=32),
     "gelu": config(2, 2, 64, activation="gelu_tanh"),
-    "small heads": config(2, 2, 32),
-    "odd heads": config(2, 2, 96),
+    "small heads": config(4, 4, 8),
+    "odd heads": config(4, 4, 24),
     "wide heads": config(2, 2, 320),
     "many heads share": config(32, 1, 64),
     "odd vocabulary": config(2, 2, 64, vocab_size=100),
@@ -42,28 +43,35 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_models_that_it_does_not_know(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "library", object)
-    assert not amx.supports(OTHERS[name])
+KNOWN = [(dtype, name) for dtype in IN_C for name in names(dtype)]
+UNKNOWN = [(dtype, name) for dtype in IN_C for name in OTHERS] + [(torch.bfloat16, name) for name in NARROW]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_models_that_it_knows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "library", object)
-    assert amx.supports(CONFIGS[name])
-    monkeypatch.setattr(amx, "library", lambda: None)
-    assert not amx.supports(CONFIGS[name])
+@pytest.mark.parametrize(("dtype", "name"), UNKNOWN, ids=str)
+def test_models_that_it_does_not_know(dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IN_C[dtype], "library", object)
+    assert not IN_C[dtype].supports((OTHERS | NARROW)[name])
 
 
-@pytest.mark.parametrize("shape", [*CONFIGS.values(), *OTHERS.values()], ids=[*CONFIGS, *OTHERS])
+@pytest.mark.parametrize(("dtype", "name"), KNOWN, ids=str)
+def test_models_that_it_knows(dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IN_C[dtype], "library", object)
+    assert IN_C[dtype].supports((CONFIGS | NARROW)[name])
+    monkeypatch.setattr(IN_C[dtype], "library", lambda: None)
+    assert not IN_C[dtype].supports((CONFIGS | NARROW)[name])
+
+
+SHAPES = CONFIGS | NARROW | OTHERS
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_model_runs_without(shape: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "library", lambda: None)
+    for kind in IN_C.values():
+        monkeypatch.setattr(kind, "library", lambda: None)
     text = torch.arange(40)
-    found, right = (
-        read(model, model.new_storage(64), [chain(text, text[:0], text)])[0].logits
-        for model in (tiny(shape), tiny(shape, dtype=torch.float32))
-    )
+    models = tiny(shape), tiny(shape, dtype=torch.float32)
+    found, right = (read(model, model.new_storage(64), [chain(text, text[:0], text)])[0].logits for model in models)
+    assert models[0].in_c is models[1].in_c is None
     assert found.dtype == torch.bfloat16
     assert (found - right).square().mean().sqrt() < 0.05 * right.square().mean().sqrt()
 
@@ -71,19 +79,23 @@ def test_a_model_runs_without(shape: ModelConfig, monkeypatch: pytest.MonkeyPatc
 def test_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled there."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True})
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(build, "load", lambda *anything: pytest.fail("it was"))
     assert amx.library.__wrapped__() is None
+    assert floats.library.__wrapped__() is None
 
 
-@pytest.mark.skipif(amx.library() is None, reason="no AMX, or no compiler")
-def test_without_a_compiler_there_is_no_pass_in_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@each_pass
+def test_without_a_compiler_there_is_no_pass_in_c(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(amx, "library", amx.library.__wrapped__)  # not what was found before
-    model = tiny(CONFIGS["one head each"])
+    monkeypatch.setattr(IN_C[dtype], "library", IN_C[dtype].library.__wrapped__)  # not what was found before
+    model = tiny(CONFIGS["one head each"], dtype=dtype)
     text = torch.arange(VOCABULARY)
     assert torch.isfinite(read(model, model.new_storage(128), [chain(text, text[:0], text)])[0].logits).all()
-    assert model.amx is None
+    assert model.in_c is None
 
 
 # --- compilers -----------------------------------------------------------------------------------------------

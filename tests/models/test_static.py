@@ -27,9 +27,8 @@ from forerun.engine.request import Request
 from forerun.models.batch import Batch, Segment, TextRows
 from forerun.models.config import Layer, ModelConfig
 from forerun.models.static.buffers import Bucket
-from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
-from tests.models.rows import CONFIGS, VOCABULARY, config, tiny
+from tests.models.rows import CONFIGS, VOCABULARY, config, tiny, with_static_pass
 
 SHAPES: dict[str, ModelConfig] = {
     **CONFIGS,
@@ -45,9 +44,7 @@ def models(name: str) -> tuple[Transformer, Transformer]:
     """The same weights with the plain pass and with the static one."""
     plain, static = (tiny(SHAPES[name], dtype=torch.float32) for _ in range(2))
     plain.prepare()
-    static.prepare()
-    static.static = StaticPass(static)
-    return plain, static
+    return plain, with_static_pass(static)
 
 
 def drafter(name: str, target: Transformer) -> Drafter:
@@ -149,9 +146,7 @@ def test_buckets_are_few_and_hold_what_they_must() -> None:
 def test_a_broken_row_is_told_by_its_likeliest_token() -> None:
     broken = tiny(SHAPES["one head each"], dtype=torch.float32)
     broken.lm_head.weight.data[3] = torch.nan
-    broken.prepare()
-    broken.static = StaticPass(broken)
-    engine = Engine(broken, NoDrafter(), slots=64)
+    engine = Engine(with_static_pass(broken), NoDrafter(), slots=64)
     engine.add(Request([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=4)))
     with pytest.raises(ValueError, match="NaN"):
         engine.step()
@@ -184,10 +179,8 @@ def test_runs_of_plain_decoding_write_the_same(params: dict[str, object], ahead:
 def test_padding_never_leaves_the_positions() -> None:
     """Rows of an earlier, larger batch near the end of the context are still in the buffers of the next one."""
     config = replace(SHAPES["one head each"], context_length=64)
-    static = tiny(config, dtype=torch.float32)
-    static.prepare()
-    static.static = StaticPass(static)
-    engine = Engine(static, NoDrafter(), slots=1024, max_batch=4)
+    target = with_static_pass(tiny(config, dtype=torch.float32))
+    engine = Engine(target, NoDrafter(), slots=1024, max_batch=4)
     for prompts, tokens, ahead in ((4, 16, 2), (3, 56, 8)):
         engine.max_ahead = ahead  # short runs first, so that all places of the host's memory are used near the end
         for number in range(prompts):
@@ -196,7 +189,8 @@ def test_padding_never_leaves_the_positions() -> None:
             engine.add(Request([1 + number] * length, settings))
         while engine.has_work:
             engine.step()
-    found = static.static.captured[id(engine.cache.storage)].buckets
+    assert target.static is not None
+    found = target.static.captured[id(engine.cache.storage)].buckets
     (captured,) = [each for bucket, each in found.items() if bucket.feeds and bucket.rows == 4]
     assert int(captured.buffers.positions.max()) < 64
 

@@ -18,9 +18,8 @@ from forerun.engine.engine import Engine
 from forerun.engine.laws import StepLaws
 from forerun.engine.request import Request
 from forerun.kernels.attention import tree_attention
-from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
-from tests.models.rows import VOCABULARY, tiny
+from tests.models.rows import VOCABULARY, tiny, with_static_pass
 from tests.models.test_static import DRAFTERS, SHAPES, drafter, models
 
 
@@ -97,8 +96,7 @@ def test_a_run_ends_with_the_context_and_with_the_cache() -> None:
     """Where the next run would reach beyond either, it is shorter."""
     config = replace(SHAPES["one head each"], context_length=61)
     plain, static = (tiny(config, dtype=torch.float32) for _ in range(2))
-    static.prepare()
-    static.static = StaticPass(static)
+    with_static_pass(static)
     request = Request([5] * 40, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
     short = Request([6] * 3, SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     for slots in (512, 112):  # in the second they do not fit both, and one steps back
@@ -169,8 +167,7 @@ class Breaks:
 def test_a_model_that_breaks_in_the_middle_is_refused(params: dict[str, Any], ahead: int) -> None:
     """Also within a run, and the texts are as they were."""
     broken = tiny(SHAPES["one head each"], dtype=torch.float32)
-    broken.prepare()
-    broken.static = StaticPass(broken)
+    with_static_pass(broken)
     engine = Engine(broken, NoDrafter(), slots=64, max_ahead=ahead)
     engine.add(Request([1, 2, 3], SamplingParams(max_tokens=20, ignore_eos=True, **params)))
     engine.step()
@@ -192,8 +189,7 @@ def test_broken_rows_are_refused_where_rules_are_mixed(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine_module, "StepLaws", Trusting)
     broken = tiny(SHAPES["one head each"], dtype=torch.float32)
     broken.lm_head.weight.data[3] = torch.nan
-    broken.prepare()
-    broken.static = StaticPass(broken)
+    with_static_pass(broken)
     engine = Engine(broken, NoDrafter(), slots=128, max_ahead=1)
     for params in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 1}):
         engine.add(Request([1, 2, 3], SamplingParams(max_tokens=4, **params)))  # type: ignore[arg-type]

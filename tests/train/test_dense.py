@@ -14,7 +14,7 @@ from forerun.train.methods.method import Task
 from forerun.train.methods.parallel import ParallelMethod, ParallelOptions
 from forerun.train.texts import Text, TextBatch
 from forerun.train.whole_texts import WholeTexts
-from tests.models.rows import CONFIGS, SLOTS, VOCABULARY, chain, config, tiny
+from tests.models.rows import CONFIGS, SLOTS, VOCABULARY, chain, config, in_pytorch, tiny
 
 GEMMA = config(
     4,
@@ -41,6 +41,7 @@ def texts() -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_pass_is_the_models(name: str) -> None:
     model = tiny(SHAPES[name], dtype=torch.float32)
+    model.learned_through = True
     depth = len(model.config.layers)
     padded = torch.nn.utils.rnn.pad_sequence(texts(), batch_first=True)
     before = states(model, padded, range(depth + 1))
@@ -59,8 +60,7 @@ def test_the_pass_is_the_models(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if supports(shape)])
 def test_the_kernels_of_inference_give_the_same(name: str) -> None:
-    model = tiny(SHAPES[name], dtype=torch.float32)
-    model.prepare()
+    model = in_pytorch(tiny(SHAPES[name], dtype=torch.float32))
     depth = len(model.config.layers)
     padded = torch.nn.utils.rnn.pad_sequence(texts(), batch_first=True)
     wanted = (0, 1, depth)
@@ -137,6 +137,7 @@ def test_anchors_lie_where_there_is_something_to_foresee() -> None:
 
 def test_a_model_that_was_used_can_be_learned_through() -> None:
     target = tiny(CONFIGS["one head each"], dtype=torch.float32)
+    target.learned_through = True
     tokens = texts()[1]
     slots = torch.arange(len(tokens))
     target.forward_rows(Batch.pack([chain(tokens, slots[:0], slots)]), target.new_storage(SLOTS))

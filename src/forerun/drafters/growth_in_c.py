@@ -16,8 +16,8 @@ from forerun.drafters.drafter import Budget
 from forerun.drafters.host_growth import dynamic_depth
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.feature_head import FeatureHead
-from forerun.models.native.in_c import weights_read
 from forerun.models.native.growth import LONGEST, WIDEST, Race, Text, TreeInC
+from forerun.models.native.in_c import weights_read
 from forerun.models.storage import Storage
 
 TOKENS = 3.0

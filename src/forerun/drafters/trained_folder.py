@@ -31,7 +31,7 @@ FLOATS = WIDE_FLOATS if rows_are_cheap() else NARROW_FLOATS
 TREES = {
     "cpu": "dynamic:6,5,24",
     NARROW_FLOATS: "dynamic:4,4,5",
-    WIDE_FLOATS: "dynamic:8,8,15",
+    WIDE_FLOATS: "dynamic:6,8,15",
     "cuda": "dynamic:10,6,60",
 }
 """Where nothing was measured."""

@@ -122,6 +122,7 @@ static AddUp *const in_floats[] = BY_ROWS(floats), *const in_bytes[] = BY_ROWS(b
 static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, int64_t rows, Sums *out, Stream *s) {
     const char *weights = (const char *)matrix.weights + bytes_of(matrix, panel * PANEL * t->in);
     int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    if (blocks == 1 && rows > 4) blocks = 2; /* one computes while what the other has fetched is near */
     memset(out, 0, sizeof(float) * PANEL * (size_t)rows);
     for (int64_t input = 0; input < t->in; input += INPUTS) {
         int64_t inputs = t->in - input < INPUTS ? t->in - input : INPUTS;

@@ -67,7 +67,7 @@ class Arithmetic:
     """Of rows, and of weights that are not in bytes."""
     order: Order
     byte_time: float
-    """How long it takes to go by a weight in bytes, with a few rows, where one that is not in bytes and one row take 1."""
+    """How long a weight in bytes takes, with a few rows, where one that is not in bytes takes 1 with one row."""
 
 
 def llama_like(config: ModelConfig, head_unit: int) -> bool:
