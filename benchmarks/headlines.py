@@ -7,9 +7,12 @@ from collections.abc import Callable
 from benchmarks import cards
 from benchmarks.kept import Result, load, that_ran
 
-HEADS = ("device-8b-heads", "device-8b-heads-8-along")
+HEADS = ("device-8b-heads", "device-8b-heads-1-8")
 """Of a batch the later one counts."""
-CORES = ("trained-cpu-lean-0", "trained-cpu-lean-1")
+CORES = {
+    "two cores of a Xeon with AMX, 135M": ("trained-cpu-sharp-0", "trained-cpu-sharp-1"),
+    "two cores of a Xeon without, 135M in float32": ("trained-floats", "trained-floats-sampled"),
+}
 ALONE = ("trained-alone-eagle", "trained-alone-trees", "trained-alone")
 
 Footnote = Callable[[Result], str]
@@ -33,10 +36,11 @@ def gains(footnote: Footnote) -> str:
     ]
     for batch, rows in heads_by_batch().items():
         lines.append(_line("an H200, the shape of an 8B model", batch, rows, "drafter"))
-    cpu = [load(name) for name in CORES]
-    whole = [row for each in cpu for row in each["rows"] if row["category"] == "overall"]
-    lines.append(_line("two cores of a Xeon, 135M", 1, whole, "method"))
-    notes = [footnote(each) for each in (*map(load, HEADS), *cpu)]
+    cores = {where: [load(name) for name in names] for where, names in CORES.items()}
+    for where, results in cores.items():
+        whole = [row for each in results for row in each["rows"] if row["category"] == "overall"]
+        lines.append(_line(where, 1, whole, "method"))
+    notes = [footnote(each) for each in (*map(load, HEADS), *(each for results in cores.values() for each in results))]
     return "\n".join([*lines, "", *dict.fromkeys(notes)])
 
 

@@ -161,9 +161,9 @@ def spec_bench_categories() -> str:
     return "\n".join([*lines, "", footnote(result)])
 
 
-def row_cost() -> str:
+def row_cost(first: str, then: str) -> str:
     """A pass by its number of rows, before and after the work on it."""
-    before, after = load("row-cost-before"), load("row-cost-cpu")
+    before, after = load(first), load(then)
     now = {row["rows"]: row for row in after["rows"]}
     one = now[1]["ms"]
     lines = ["| rows | before, ms | now, ms | now, of one row |", "|---:|---:|---:|---:|"]
@@ -272,24 +272,27 @@ def footnote(result: dict[str, Any]) -> str:
     return f"<sub>{processor}; torch {p['torch']}; commit {commit}; {p['time'][:10]}{stopped}</sub>"
 
 
-def trained_cpu() -> str:
+def trained_cpu(*names: str) -> str:
     """Trained drafters on a CPU, one text at a time, greedy and seeded."""
-    result = load("trained-cpu")
-    whole = [row for row in result["rows"] if row["category"] == "overall"]
+    results = [load(name) for name in names]
+    whole = [row for result in results for row in result["rows"] if row["category"] == "overall"]
     heats = sorted({row["temperature"] for row in whole})
     found = {(row["method"], row["temperature"]): row for row in whole}
     heads = [f"T {heat:g}, tokens/s | tokens per pass | speedup | same text" for heat in heats]
     lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * (4 * len(heats))]
     for method in dict.fromkeys(row["method"] for row in whole):
-        cells = []
-        for heat in heats:
-            row = found[method, heat]
-            cells.append(
-                f"{row['tokens_per_second']:.0f} | {row['tokens_per_pass']:.2f} | {row['speedup']:.2f}× | "
-                f"{row['identical']}/{row['answers']}"
-            )
+        cells = [_trained_cell(found.get((method, heat))) for heat in heats]
         lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", footnote(result)])
+    return "\n".join([*lines, "", *dict.fromkeys(map(footnote, results))])
+
+
+def _trained_cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "| | | "
+    return (
+        f"{row['tokens_per_second']:.0f} | {row['tokens_per_pass']:.2f} | {row['speedup']:.2f}× | "
+        f"{row['identical']}/{row['answers']}"
+    )
 
 
 def trained() -> str:
@@ -361,7 +364,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "identity": identity,
     "prediction": lambda: _of("prediction-cpu", prediction_table.table),
     "quick-bench": quick_bench,
-    "row-cost": row_cost,
+    "row-cost": lambda: row_cost("row-cost-before", "row-cost-cpu"),
+    "row-cost-floats": lambda: row_cost("row-cost-floats-before", "row-cost-floats"),
     "rules": rules,
     "serve-load": lambda: _of("serve-load", serve_tables.load),
     "serve-speed": lambda: _of("serve_speed", serve_tables.speed),
@@ -370,7 +374,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "structured": lambda: _of("structured", serve_tables.structured),
     "trained": trained,
     "trained-best": lambda: headlines.drafts(footnote),
-    "trained-cpu": trained_cpu,
+    "trained-cpu": lambda: trained_cpu("trained-cpu"),
+    "trained-floats": lambda: trained_cpu("trained-floats", "trained-floats-sampled"),
     "verification-cpu": lambda: verification("verification-cpu"),
     "verification-cuda": lambda: verification("verification-cuda"),
 }
