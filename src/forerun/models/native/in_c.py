@@ -197,7 +197,7 @@ class PassInC:
         qkv = scratch.room(4 * height * (heads + 2 * kv))
         scores = scratch.room(4 * threads * scored)
         row_scales = scratch.room(4 * height)
-        packed = scratch.room(size * seen.keys.shape[0] * kv) if rows > 1 else None
+        packed = scratch.room(size * seen.keys.shape[0] * kv) if rows > 1 and self.arithmetic.order.tiled else None
         start = scratch.take()
         self.call(
             ctypes.byref(self.model),
