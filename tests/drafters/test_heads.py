@@ -31,13 +31,21 @@ from forerun.models.transformer import Transformer
 from tests.drafters.models import paths_of, setup, tiny
 from tests.engine.tiny import drain, tiny_model
 
-FEATURE, SIDE = ("eagle", "eagle3", "mtp"), ("blockwise", "medusa")
+STEM = "medusa with a stem"
+FEATURE, SIDE = ("eagle", "eagle3", "mtp"), ("blockwise", "medusa", STEM)
 NOTHING = torch.zeros(0, dtype=torch.int64)
+
+
+def new(method: str, target: Transformer, ids: Tensor | None, count: int = 3) -> FeatureHead | SideHeads:
+    if method not in SIDE:
+        return new_head(method, target, ids=ids)
+    name, stem = ("medusa", 24) if method == STEM else (method, 0)
+    return new_side_heads(name, target, count, ids=ids, stem=stem)
 
 
 def shaken(method: str, target: Transformer, ids: Tensor | None) -> FeatureHead | SideHeads:
     """A head whose weights are not those it begins with, ready to draft."""
-    made = new_side_heads(method, target, 3, ids=ids) if method in SIDE else new_head(method, target, ids=ids)
+    made = new(method, target, ids)
     generator = torch.Generator().manual_seed(5)
     noisy = {
         name: tensor
@@ -45,7 +53,7 @@ def shaken(method: str, target: Transformer, ids: Tensor | None) -> FeatureHead 
         else tensor + 0.2 * torch.randn(tensor.shape, generator=generator).to(tensor.device)
         for name, tensor in made.trained().items()
     }
-    folder = HeadFolder(method, {"num_heads": 3}, noisy)
+    folder = HeadFolder(made.method, {"num_heads": 3}, noisy)
     return load_side_heads(folder, target) if method in SIDE else load_head(folder, target)
 
 
@@ -63,7 +71,7 @@ def slow_logits(head: FeatureHead | SideHeads, target: Transformer, text: list[i
     hidden = target.config.hidden_size
     if isinstance(head, SideHeads):
         state = whole_pass(target, text[:-1], (head.layer,))[-1, :hidden]
-        said: Tensor = head(state)
+        said: Tensor = head(state, torch.tensor(text[-1]))
         return said[len(path)]
     states = whole_pass(target, text[:-1], head.taps)
     rows = head.fuse({tap: states[:, i * hidden : (i + 1) * hidden] for i, tap in enumerate(head.taps)})
@@ -247,10 +255,10 @@ def test_a_pass_that_broke_off_leaves_no_rows(monkeypatch: pytest.MonkeyPatch) -
 def test_a_folder_gives_back_what_was_trained(tmp_path: Path, method: str, bits: int) -> None:
     target = tiny()
     ids = torch.arange(0, 40, 2)
-    made = new_side_heads(method, target, 2, ids=ids) if method in SIDE else new_head(method, target, ids=ids)
-    write_head(tmp_path / "head", HeadFolder(method, {"num_heads": 2}, made.trained(), {"steps": 3}), bits=bits)
-    folder = read_head(tmp_path / "head", method)
-    assert (folder.method, folder.manifest["steps"]) == (method, 3)
+    made = new(method, target, ids, count=2)
+    write_head(tmp_path / "head", HeadFolder(made.method, {"num_heads": 2}, made.trained(), {"steps": 3}), bits=bits)
+    folder = read_head(tmp_path / "head", made.method)
+    assert (folder.method, folder.manifest["steps"]) == (made.method, 3)
     loaded = load_side_heads(folder, target) if method in SIDE else load_head(folder, target)
     assert loaded.ids is not None
     assert loaded.ids.tolist() == ids.tolist()
@@ -331,7 +339,7 @@ def test_medusa_without_matrices_behind_its_blocks(tmp_path: Path) -> None:
     write_head(tmp_path / "head", HeadFolder("medusa", {"num_heads": 2}, bare))
     loaded = load_side_heads(read_head(tmp_path / "head"), target)
     state = torch.randn(3, target.config.hidden_size, generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(loaded.states(state), made.states(state), rtol=0.02, atol=0.05)
+    torch.testing.assert_close(loaded.states(state, NOTHING), made.states(state, NOTHING), rtol=0.02, atol=0.05)
 
 
 def test_medusa_may_have_several_blocks(tmp_path: Path) -> None:
@@ -343,7 +351,7 @@ def test_medusa_may_have_several_blocks(tmp_path: Path) -> None:
     write_head(tmp_path / "head", HeadFolder("medusa", {"num_heads": 2}, made.trained()))
     loaded = load_side_heads(read_head(tmp_path / "head"), target)
     state = torch.randn(3, target.config.hidden_size, generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(loaded.states(state), made.states(state), rtol=0.05, atol=0.3)
+    torch.testing.assert_close(loaded.states(state, NOTHING), made.states(state, NOTHING), rtol=0.05, atol=0.3)
     assert loaded.layers == 3
 
 

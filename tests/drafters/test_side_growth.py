@@ -19,7 +19,7 @@ from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.side_heads import SideHeads
 from forerun.models.static.capture import Graphs
 from tests.drafters.models import paths_of
-from tests.drafters.test_heads import shaken
+from tests.drafters.test_heads import SIDE, shaken
 from tests.models.test_feature_head import target_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -39,7 +39,7 @@ def sequence(number: int, temperature: float) -> Sequence:
     return Sequence([3, 7, number], 50, id=number, params=params, seed=number, coupled=temperature > 0)
 
 
-@pytest.mark.parametrize("method", ["medusa", "blockwise"])
+@pytest.mark.parametrize("method", SIDE)
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("raced", [False, True])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -51,7 +51,8 @@ def test_the_trees_are_the_hosts(method: str, cut: bool, raced: bool, spec: Tree
     growth = SideGrowth(heads, spec, 8, raced, Taus(0.8, 1.3), Graphs(DEVICE), Graphs(DEVICE).pool())
     growth.bring(states, sequences, BUDGETS)
     own = growth.run().on(torch.device("cpu"))
-    host = SideRun(heads(states), [True] * 4, DEVICE, heads.ids).grow(spec, sequences, BUDGETS, Taus(0.8, 1.3))
+    roots = torch.tensor([each.tokens[-1] for each in sequences], device=DEVICE)
+    host = SideRun(heads(states, roots), [True] * 4, DEVICE, heads.ids).grow(spec, sequences, BUDGETS, Taus(0.8, 1.3))
     assert host is not None
     for b, budget in enumerate(BUDGETS):
         paths = paths_of(own, b)

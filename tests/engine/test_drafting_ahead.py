@@ -34,7 +34,7 @@ from forerun.models.heads.side_heads import SideHeads
 from forerun.models.static.static_pass import StaticPass
 from forerun.models.transformer import Transformer
 from tests.drafters.models import paths_of
-from tests.drafters.test_heads import shaken
+from tests.drafters.test_heads import SIDE, shaken
 from tests.models.rows import with_static_pass
 from tests.models.test_feature_head import head_of, target_of
 
@@ -47,9 +47,6 @@ PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], list(range(1, 41)), [9], [3, 3, 4], [100, 2
 def target() -> Transformer:
     made = target_of(torch.float32).to(DEVICE)
     return with_static_pass(made)
-
-
-SIDE = ("medusa", "blockwise")
 
 
 def side_drafter(model: Transformer, method: str, tree: str = "dynamic:3,3,12") -> SideDrafter:

@@ -48,7 +48,13 @@ HEADS = 3
 
 
 def trained(
-    method: str, target: Transformer, *, inner: int | None = None, heads: int | None = None, ids: bool = True
+    method: str,
+    target: Transformer,
+    *,
+    inner: int | None = None,
+    heads: int | None = None,
+    ids: bool = True,
+    stem: int = 0,
 ) -> HeadFolder:
     """A drafter whose weights are not those it begins with."""
     chosen = torch.arange(0, target.vocab_size, 2) if ids else None
@@ -56,7 +62,7 @@ def trained(
     if method == "parallel":
         tensors = {"look_ahead.weight": torch.zeros(HEADS, target.config.hidden_size)}
     elif method in SIDE:
-        tensors = new_side_heads(method, target, HEADS, ids=chosen, inner=inner).trained()
+        tensors = new_side_heads(method, target, HEADS, ids=chosen, inner=inner, stem=stem).trained()
     else:
         tensors = new_head(method, target, ids=chosen, inner=inner, heads=heads).trained()
     noisy = {
@@ -152,6 +158,15 @@ def test_a_hidden_layer_of_another_width(llamas: tuple[Transformer, Transformer]
     small, large = llamas
     folder = trained("blockwise", small, inner=40)
     same_drafts(folder, enlarge_head(folder, small.config, large), small, large)
+
+
+def test_a_stem(targets: tuple[Transformer, Transformer]) -> None:
+    """The embeddings that it brings to one size lie among zeros."""
+    small, large = targets
+    folder = trained("medusa", small, stem=40)
+    wide = enlarge_head(folder, small.config, large)
+    same_drafts(folder, wide, small, large)
+    assert wide.config["stem"] == load_side_heads(wide, large).stem_width > 40
 
 
 @pytest.mark.parametrize("heads", [3, 5, 20])

@@ -20,7 +20,8 @@ from forerun.engine.llm import LLM
 from forerun.engine.loaded import LoadedModel
 from forerun.train.answer_file import AnswerFile
 from forerun.train.answers import AnswerOptions, answer_prompts
-from forerun.train.loop import Loop, Loss
+from forerun.train.loop import Loop
+from forerun.train.loss import Loss
 from forerun.train.methods.draft import Distil
 from forerun.train.texts import TextBatch
 from tests.cli.conftest import Terminal

@@ -30,7 +30,7 @@ from forerun.models.transformer import Transformer
 from forerun.train.examine import BINS, STRIDE, TAUS, TOP, Findings, Trust, examine
 from tests.drafters.models import slow_logits as slow_read
 from tests.drafters.test_growing import confidences as tree_confidences
-from tests.drafters.test_heads import ids_of, shaken, slow_logits
+from tests.drafters.test_heads import STEM, ids_of, shaken, slow_logits
 from tests.engine.tiny import drain, tiny_model
 
 
@@ -61,7 +61,7 @@ def ranks_of(
     return seen, right
 
 
-@pytest.mark.parametrize("method", ["mtp", "eagle3", "medusa"])
+@pytest.mark.parametrize("method", ["mtp", "eagle3", "medusa", STEM])
 def test_accuracies_are_those_of_the_slow_way(method: str) -> None:
     """Led along the text, everything computed anew at every place."""
     target, depth = tiny_model(), 3

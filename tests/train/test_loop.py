@@ -14,7 +14,8 @@ import torch
 from forerun.models.config import Layer
 from forerun.models.transformer import Transformer
 from forerun.train.checkpoint import read_checkpoint
-from forerun.train.loop import Loop, LoopOptions, Loss, News, Standing
+from forerun.train.loop import Loop, LoopOptions, News, Standing
+from forerun.train.loss import Loss
 from forerun.train.methods.draft import Distil
 from forerun.train.optimizers import OPTIMIZERS, Optimizer, optimizers
 from forerun.train.processes import Processes

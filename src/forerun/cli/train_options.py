@@ -73,6 +73,16 @@ class ShapeOptions:
             rich_help_panel=SHAPE,
         ),
     ] = None
+    stem: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="medusa: the width of a layer by which all heads also see the token that the state gave; 0 for none, "
+            "as published. Other engines know no such layer.",
+            show_default="0",
+            rich_help_panel=SHAPE,
+        ),
+    ] = None
     attention_heads: Annotated[
         int | None,
         typer.Option(

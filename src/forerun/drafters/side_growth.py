@@ -109,7 +109,7 @@ class SideGrowth:
 
     def _launch(self) -> DraftTree:
         told, spec = self.told, self.spec
-        logits = self.heads(self.states, spec.depth).float()
+        logits = self.heads(self.states, told["tokens"], spec.depth).float()
         shares, columns = best_children(logits.flatten(0, 1), spec.width, self._race(), self.taus.greedy)
         shares = shares.nan_to_num(nan=-math.inf, neginf=-math.inf).clamp(max=0.0).view(self.texts, -1)
         shares = torch.cat([shares, shares.new_zeros(self.texts, 1)], 1)

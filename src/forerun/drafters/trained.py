@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forerun.core.history import History
 from forerun.core.sequence import Sequence
+from forerun.core.transfer import to_device
 from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import AS_IT_IS, Taus
 from forerun.drafters.draft_model import DraftModel
@@ -84,11 +85,14 @@ class SideDrafter:
             self.state(sequence) if budget.nodes > 0 and budget.depth > 0 else None
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
-        present = [state for state in states if state is not None]
+        present = [
+            (state, sequence.tokens[-1]) for state, sequence in zip(states, sequences, strict=True) if state is not None
+        ]
         logits = None
         if present:
             with torch.inference_mode():
-                logits = self.heads(torch.stack(present))
+                tokens = to_device([token for _, token in present], self.heads.device)
+                logits = self.heads(torch.stack([state for state, _ in present]), tokens)
         run = SideRun(logits, [state is not None for state in states], self.heads.device, self.heads.ids)
         return grow(self.spec, self.vocabulary, self.history, sequences, run, budgets, taus=self.taus)
 

@@ -188,7 +188,8 @@ def examine(drafter: Examined, target: Transformer, texts: Many[tuple[list[int],
                 _lead(drafter, findings, sequence, text, logits, noise)
             elif isinstance(drafter, SideDrafter):
                 with torch.inference_mode():
-                    said = drafter.heads(drafter.last_state(sequence)[None])[0]
+                    root = torch.tensor([text[at]], device=drafter.heads.device)
+                    said = drafter.heads(drafter.last_state(sequence)[None], root)[0]
                 _compare(findings, said, logits[at:], drafter.heads.ids, noise)
             else:
                 _compare(findings, next(ahead), logits[at:], None, noise)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from forerun.train.batches import Batches
+from forerun.train.captured import CapturedSteps
 from forerun.train.checkpoint import read_checkpoint, write_checkpoint
+from forerun.train.loss import Learner, Steady
 from forerun.train.optimizers import Optimizer, Paced, optimizers
 from forerun.train.processes import Processes
 from forerun.train.texts import Text, TextBatch
@@ -32,25 +34,6 @@ LOOK = {"cpu": 1, "cuda": 25}
 """Steps after which the host looks at the losses. It would have to wait for the device at each of them."""
 TENTHS = 10
 """Measurements of a run, where it is not said how often to measure."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    total: Tensor
-    """Summed over places."""
-    count: int
-    """Of how many places."""
-    figures: Mapping[str, Tensor] = field(default_factory=dict)
-    """What else to tell, summed likewise."""
-
-
-class Learner(Protocol):
-    @property
-    def module(self) -> nn.Module:
-        """What learns."""
-        ...
-
-    def loss(self, batch: TextBatch) -> Loss: ...
 
 
 @dataclass(frozen=True)
@@ -134,11 +117,20 @@ class Loop:
         self.standing = Standing()
         self.best_weights: dict[str, Tensor] = {}
         self.optimizers = optimizers(method, options.optimizer, self.device)
+        self.captured = self._captures()
         self._look_every = look or LOOK.get(self.device.type, 1)
         self._saved: int | None = None
         self._unseen: list[tuple[tuple[str, ...], Tensor]] = []
         self._recent: list[dict[str, float]] = []
         self._began = 0.0
+
+    def _captures(self) -> CapturedSteps | None:
+        """Where the host would take longer to launch a step than the device to compute it."""
+        method, tokens = self.method, self.options.batch_tokens
+        steady = isinstance(method, Steady) and method.steady and not isinstance(method, Paced)
+        if not (steady and tokens and self.device.type == "cuda" and self.processes.count == 1):
+            return None
+        return CapturedSteps(method, self.learning, tokens)
 
     def resume(self) -> None:
         """Go on where the checkpoint was written."""
@@ -193,21 +185,30 @@ class Loop:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["pace"]
+        names, means = self._gradients()
+        norm = nn.utils.clip_grad_norm_(self.learning, CLIP)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.standing.step += 1
+        self._unseen.append((("loss", *names, "gradient"), torch.cat([means, norm.double()[None]])))
+
+    def _gradients(self) -> tuple[tuple[str, ...], Tensor]:
+        """Of the mean loss of a step's texts, which is told with the figures beside it."""
+        if self.captured is not None:
+            batch = self._batch(torch.device("cpu"))
+            names, sums = self.captured.learn(batch)
+            return names, sums / max(1, batch.laws)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            loss = self.method.loss(self._batch())
+            loss = self.method.loss(self._batch(self.device))
         sums = torch.stack([loss.total.detach(), *loss.figures.values()]).double()
         sums, count = self.processes.sums(sums, loss.count)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss.total / count.to(loss.total.dtype))
         self.processes.sum_gradients(self.learning)
-        norm = nn.utils.clip_grad_norm_(self.learning, CLIP)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        self.standing.step += 1
-        self._unseen.append((("loss", *loss.figures, "gradient"), torch.cat([sums / count, norm.double()[None]])))
+        return tuple(loss.figures), sums / count
 
-    def _batch(self) -> TextBatch:
+    def _batch(self, device: torch.device) -> TextBatch:
         """This process's part of a step's texts. Where there is none left, one of which nothing is learned."""
         step, rank = self.standing.step, self.processes.rank
         chosen = self.batches.at(step)
@@ -215,8 +216,8 @@ class Loop:
         seed = (self.options.seed * 1_000_003 + step) % 2**63
         if not numbers:
             text = self.texts[chosen[0]]
-            return TextBatch.pack([Text(text.tokens, len(text))], self.device, seed)
-        return TextBatch.pack([self.texts[chosen[number]] for number in numbers], self.device, seed, numbers)
+            return TextBatch.pack([Text(text.tokens, len(text))], device, seed)
+        return TextBatch.pack([self.texts[chosen[number]] for number in numbers], device, seed, numbers)
 
     def _look(self) -> None:
         """At the losses since the last look; a run that has gone astray is ended."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from forerun.core.noise import Purpose, key_at
 
@@ -40,6 +41,15 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Room:
+    """A shape that batches are padded to."""
+
+    texts: int
+    length: int
+    laws: int
+
+
+@dataclass(frozen=True)
 class TextBatch:
     """Texts side by side, padded at their end, where under a causal mask nothing that counts can see it.
 
@@ -52,6 +62,7 @@ class TextBatch:
     spans: tuple[tuple[int, int], ...]  # for each text the first place that is learned, and the one behind the last
     seed: int
     numbers: tuple[int, ...]  # of the texts within the step, whichever process learns from them
+    counted: Tensor | None = None  # [W] 1.0 for those that count, 0.0 for padding; None where all do
 
     @classmethod
     def pack(
@@ -72,6 +83,25 @@ class TextBatch:
         batch = cls(torch.from_numpy(tokens), torch.from_numpy(chosen), torch.from_numpy(place), spans, seed, numbers)
         return batch.on(torch.device(device))
 
+    def padded(self, room: Room) -> Self:
+        """With texts, tokens and laws of which nothing is learned, as many as there is room for."""
+        texts, length = self.tokens.shape
+        more = room.laws - self.place.shape[0]
+        return replace(
+            self,
+            tokens=functional.pad(self.tokens, (0, room.length - length, 0, room.texts - texts)),
+            text=functional.pad(self.text, (0, more)),
+            place=functional.pad(self.place, (0, more)),
+            counted=functional.pad(torch.ones(self.place.shape[0], device=self.place.device), (0, more)),
+        )
+
+    def take(self, other: TextBatch) -> None:
+        """What another batch of the same shape has."""
+        for field in fields(self):
+            own, theirs = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(own, Tensor):
+                own.copy_(theirs, non_blocking=True)
+
     def keys(self) -> list[int]:
         """Of whatever a loss draws by chance for each text: the same in one process and in many."""
         return [key_at(self.seed, number, Purpose.DRAFT) for number in self.numbers]
@@ -91,7 +121,7 @@ class TextBatch:
     @property
     def laws(self) -> int:
         """How many are learned."""
-        return self.place.shape[0]
+        return sum(max(0, end - start) for start, end in self.spans)
 
     @property
     def labels(self) -> Tensor:
@@ -108,4 +138,5 @@ class TextBatch:
     def reached(self, ahead: int) -> Tensor:
         """[W, K] 1.0 where a text has begun k + 1 rows before the place, and 0.0 elsewhere."""
         back = torch.arange(1, ahead + 1, device=self.place.device)
-        return (self.place[:, None] >= back).float()
+        begun = (self.place[:, None] >= back).float()
+        return begun if self.counted is None else begun * self.counted[:, None]

@@ -8,6 +8,7 @@ added behind the last one, so the layers that are read keep their numbers. The o
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,8 @@ def enlarge_head(
     else:
         tensors = _side_tensors(folder, small.hidden_size, large.config.hidden_size, noise)
         config = folder.config | {"hidden_size": large.config.hidden_size}
+        if "stem.inner.weight" in tensors:
+            config["stem"] = len(tensors["stem.inner.weight"])
     return HeadFolder(folder.method, config, tensors, _manifest(folder, large, name, seed))
 
 
@@ -84,7 +87,7 @@ def _manifest(folder: HeadFolder, large: Transformer, name: str, seed: int) -> d
 
 def _side_tensors(folder: HeadFolder, narrow: int, wide: int, noise: Noise) -> dict[str, Tensor]:
     stream = Axis.first(narrow, wide)
-    bias = folder.tensors.get("hidden.bias")
+    bias = folder.tensors.get("hidden.bias", folder.tensors.get("stem.inner.bias"))
     units = stream if bias is None or len(bias) == narrow else Axis.first(len(bias), len(bias) * wide // narrow)
     numbers = {name: tensor for name, tensor in folder.tensors.items() if name not in NOT_NUMBERS}
     made = {name: _beside(folder, name, tensor, stream, units, noise) for name, tensor in numbers.items()}
@@ -98,18 +101,33 @@ def _beside(folder: HeadFolder, name: str, tensor: Tensor, stream: Axis, units: 
             sides = stream.closed(), stream
         case ["hidden", "weight"]:  # units that the outputs read
             sides = units, stream
+        case ["stem", "inner", "weight"]:  # of the embedding and the state, as EAGLE's `fc`
+            sides = units, stream.repeated(2)
+            _check_sides(folder, name, tensor, *sides)
+            tensor = _smaller_embedding(tensor, stream)
+        case ["stem", "outer", "weight"]:
+            sides = stream.closed(), units.closed()
         case ["outputs", _, "weight"]:
             sides = stream.closed(), (stream if folder.method == "medusa" else units).closed()
         case ["look_ahead", "weight"]:
             rows = tensor.shape[0]
             sides = Axis.first(rows, rows), stream.closed()
-        case ["blocks", _, "layers", _, "bias"] | ["hidden", "bias"]:
-            _check_sides(folder, name, tensor, axis := units if name.startswith("hidden") else stream)
+        case ["blocks", _, "layers", _, "bias"] | ["hidden", "bias"] | ["stem", "inner", "bias"]:
+            _check_sides(folder, name, tensor, axis := stream if name.startswith("blocks") else units)
             return widen_vector(tensor, axis, noise)
         case _:
             raise ValueError(f"the drafter has a tensor {name}, which cannot be enlarged: train it again")
     _check_sides(folder, name, tensor, *sides)
     return widen_matrix(tensor, *sides, noise)
+
+
+def _smaller_embedding(tensor: Tensor, stream: Axis) -> Tensor:
+    """The stem brings an embedding to a mean square of 1, over more numbers of which many are zero. The others become
+    larger by that, and their columns smaller."""
+    narrow = int(stream.taken.sum())
+    columns = torch.ones(2 * narrow)
+    columns[:narrow] = math.sqrt(narrow / stream.size)
+    return tensor.float() * columns
 
 
 def _check_sides(folder: HeadFolder, name: str, tensor: Tensor, *sides: Axis) -> None:

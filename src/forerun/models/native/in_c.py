@@ -48,7 +48,8 @@ Layer = structure(
 )
 Model = structure(
     "Model",
-    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, *head_scales, ~eps, ~scale",
+    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, *head_scales, ~eps, ~scale, "
+    "*screen",
 )
 Pass = structure(
     "Pass",

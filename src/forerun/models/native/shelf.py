@@ -80,5 +80,12 @@ class Shelf:
 
     def last(self, outputs: int, inputs: int) -> Tensor:
         """The matrix [outputs, inputs] that was put here last, in its own order, as it was rounded."""
-        matrix = self.order.restored(self.area[self.used - outputs * inputs : self.used], outputs, inputs)
+        matrix = self._last(outputs, inputs)
         return matrix * self.scales[-1][:, None] if self.scales else matrix
+
+    def last_in_bytes(self, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
+        """The same in bytes, and the scales of its outputs."""
+        return self._last(outputs, inputs), self.scales[-1]
+
+    def _last(self, outputs: int, inputs: int) -> Tensor:
+        return self.order.restored(self.area[self.used - outputs * inputs : self.used], outputs, inputs)

@@ -28,7 +28,7 @@ from forerun.models.transformer import Transformer
 from forerun.train.dense import states
 from forerun.train.folder import write_draft
 from forerun.train.law_loss import Laws, distance
-from forerun.train.loop import Loss
+from forerun.train.loss import Loss
 from forerun.train.methods.method import Task, figures, head_drafter, write_method
 from forerun.train.methods.side import SideMethod
 from forerun.train.student import StudentShape, frozen, new_student, student_hf_config

@@ -27,7 +27,7 @@ from forerun.models.transformer import Transformer
 from forerun.train.dense import states
 from forerun.train.folder import write_draft
 from forerun.train.law_loss import Laws, distance, overlaps
-from forerun.train.loop import Loss
+from forerun.train.loss import Loss
 from forerun.train.measure import CHAIN
 from forerun.train.methods.method import VOCABULARY, Task, draft_vocabulary, figures, write_method
 from forerun.train.student import StudentShape, frozen, new_student, student_hf_config

@@ -29,7 +29,7 @@ from forerun.drafters.find import Setup
 from forerun.models.heads.feature_head import FeatureHead, hf_config, new_head
 from forerun.models.heads.files import HeadFolder
 from forerun.train.law_loss import Laws, distance
-from forerun.train.loop import Loss
+from forerun.train.loss import Loss
 from forerun.train.measure import CHAIN
 from forerun.train.methods.method import (
     VOCABULARY,
@@ -109,6 +109,10 @@ class FeatureMethod:
     @property
     def module(self) -> FeatureHead:
         return self.head
+
+    @property
+    def steady(self) -> bool:
+        return not self.options.noise
 
     def loss(self, batch: TextBatch) -> Loss:
         options, steps = self.options, self.options.unroll

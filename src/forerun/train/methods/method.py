@@ -19,7 +19,7 @@ from forerun.models.heads.vocabulary import from_offsets, most_frequent
 from forerun.models.transformer import Transformer
 from forerun.train.files import told_when_full
 from forerun.train.law_loss import Distance
-from forerun.train.loop import Loss
+from forerun.train.loss import Loss
 from forerun.train.measure import CHAIN
 from forerun.train.texts import Text, TextBatch
 
@@ -85,10 +85,11 @@ def write_method(method: HeadMethod, out: Path, manifest: Mapping[str, Any], bit
 
 @torch.no_grad()
 def take_over(weights: Mapping[str, Tensor], other: HeadFolder) -> None:
-    """The weights of a drafter that was trained before."""
+    """The weights of a drafter that was trained before. A stem that it lacks stays as it begins: it changes nothing."""
     for name, weight in weights.items():
-        if name != "d2t":
-            weight.copy_(other.fitting(name, weight))
+        if name == "d2t" or (name.startswith("stem.") and name not in other.tensors):
+            continue
+        weight.copy_(other.fitting(name, weight))
 
 
 def head_drafter(method: HeadMethod, setup: Setup, bits: int) -> Drafter:

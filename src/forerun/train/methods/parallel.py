@@ -25,7 +25,7 @@ from forerun.models.heads.files import HeadFolder
 from forerun.models.transformer import DecoderLayer, SelfAttention, Transformer
 from forerun.train.dense import causal, embedded, masked, states, through, turns_of
 from forerun.train.law_loss import Laws, distance
-from forerun.train.loop import Loss
+from forerun.train.loss import Loss
 from forerun.train.methods.method import Task, fading, head_drafter, write_method
 from forerun.train.texts import TextBatch
 

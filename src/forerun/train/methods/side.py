@@ -2,6 +2,7 @@
 
 Head k reads the state at row i and foresees token i + 2 + k: that of row i + 1 + k's own law. So for each law that is
 learned there are K states, 1 … K rows before it, each read by one of the heads. Loss: Σ_k 0.8^k · KL(p ‖ q_k).
+With a stem row i also reads token i + 1, which is known when head 0 is asked for the one behind it.
 
 Medusa learned from the tokens that were written. Here it is the target's law at that place: the law says what else
 would have been accepted, and has less chance in it.
@@ -22,7 +23,7 @@ from forerun.drafters.find import Setup
 from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.side_heads import SideHeads, new_side_heads, side_config
 from forerun.train.law_loss import Distance, Laws, distance
-from forerun.train.loop import Loss
+from forerun.train.loss import Loss
 from forerun.train.methods.method import (
     VOCABULARY,
     Task,
@@ -48,6 +49,8 @@ class SideOptions:
     heads."""
     layers: int = 1
     """medusa: blocks of each head."""
+    stem: int = 0
+    """medusa: the width of a layer by which all heads see the token that the state gave; 0 for none, as published."""
     soft: float = 1.0
     """How much the target's law counts; the rest goes to the token that was written."""
     backbone: bool = False
@@ -65,8 +68,17 @@ class SideMethod:
             raise ValueError("medusa has no option --inner: its blocks are as wide as the target")
         if name == "blockwise" and options.layers != 1:
             raise ValueError("blockwise has no option --layers: it has one hidden layer, --inner wide")
+        if name == "blockwise" and options.stem:
+            raise ValueError("blockwise has no option --stem: its heads read the state alone, so leave it out")
         self.heads: SideHeads = new_side_heads(
-            name, task.target, options.heads, ids=ids, inner=options.inner, layers=options.layers, seed=task.seed
+            name,
+            task.target,
+            options.heads,
+            ids=ids,
+            inner=options.inner,
+            layers=options.layers,
+            stem=options.stem,
+            seed=task.seed,
         )
         self._rows = task.target.head_rows(ids)
         self._places = label_places(ids, task.target.vocab_size, task.target.device)
@@ -74,6 +86,10 @@ class SideMethod:
     @property
     def module(self) -> SideHeads:
         return self.heads
+
+    @property
+    def steady(self) -> bool:
+        return True
 
     def loss(self, batch: TextBatch) -> Loss:
         normed = taught(self.target, batch.tokens).normed
@@ -83,7 +99,8 @@ class SideMethod:
     def ahead(self, batch: TextBatch, normed: Tensor, right: Tensor) -> Distance:
         """How far the heads are from laws, of which the output head reads the states `right` [W, H], where they
         themselves read `normed` [B, L, H]."""
-        made = self.heads.states(normed.to(self.heads.dtype))  # [B, L, K, H]
+        given = batch.tokens.roll(-1, 1)  # the last row has none, and nothing is learned from it
+        made = self.heads.states(normed.to(self.heads.dtype), given)  # [B, L, K, H]
         x = torch.stack([batch.at(made[:, :, k], back=1 + k) for k in range(self.depth)], 1)  # [W, K, H]
         weights = batch.reached(self.depth) * fading(self.depth, x.device)
         labels = None
