@@ -7,8 +7,7 @@ from collections.abc import Callable
 from benchmarks import cards
 from benchmarks.kept import Result, load, that_ran
 
-HEADS = ("device-8b-heads", "device-8b-heads-1-8")
-"""Of a batch the later one counts."""
+HEADS = "device-8b-heads"
 CORES = {
     "two cores of a Xeon with AMX, 135M": ("trained-cpu-sharp-0", "trained-cpu-sharp-1"),
     "two cores of a Xeon without, 135M in float32": ("trained-floats", "trained-floats-sampled"),
@@ -20,12 +19,9 @@ Footnote = Callable[[Result], str]
 
 def heads_by_batch() -> dict[int, list[Result]]:
     found: dict[int, list[Result]] = {}
-    for name in HEADS:
-        own: dict[int, list[Result]] = {}
-        for row in that_ran(load(name)["heads"]):
-            own.setdefault(int(row["batch"]), []).append(row)
-        found |= own
-    return dict(sorted(found.items()))
+    for row in that_ran(load(HEADS)["heads"]):
+        found.setdefault(int(row["batch"]), []).append(row)
+    return found
 
 
 def gains(footnote: Footnote) -> str:
@@ -40,7 +36,7 @@ def gains(footnote: Footnote) -> str:
     for where, results in cores.items():
         whole = [row for each in results for row in each["rows"] if row["category"] == "overall"]
         lines.append(_line(where, 1, whole, "method"))
-    notes = [footnote(each) for each in (*map(load, HEADS), *(each for results in cores.values() for each in results))]
+    notes = [footnote(each) for each in (load(HEADS), *(each for results in cores.values() for each in results))]
     return "\n".join([*lines, "", *dict.fromkeys(notes)])
 
 

@@ -225,8 +225,7 @@ def device_identity() -> str:
 
 
 def device_heads() -> str:
-    """Trained drafters at the size of an 8B model, by batch and temperature; of each batch what was measured last."""
-    results = [load(name) for name in headlines.HEADS]
+    """Trained drafters at the size of an 8B model, by batch and temperature."""
     lines = [
         "| batch | T | drafter | tokens/s | tokens per pass | speedup | between prompts | drafting | target | rest |",
         "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -239,7 +238,7 @@ def device_heads() -> str:
             f"{row['tokens_per_pass']:.2f} | {row['speedup']:.2f}× | {row['speedup_writing']:.2f}× | "
             f"{shares['draft']:.1%} | {shares['target']:.1%} | {rest:.1%} |"
         )
-    return "\n".join([*lines, "", *dict.fromkeys(map(footnote, results))])
+    return "\n".join([*lines, "", footnote(load(headlines.HEADS))])
 
 
 def device_throughput() -> str:
