@@ -18,7 +18,6 @@ from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.feature_head import FeatureHead
 from forerun.models.native.growth import LONGEST, WIDEST, Race, Text, TreeInC
 from forerun.models.native.in_c import weights_read
-from forerun.models.native.screen import ScreenInC, fits
 from forerun.models.storage import Storage
 
 TOKENS = 3.0
@@ -27,16 +26,12 @@ HIGHEST_LEAST = 0.25
 """Of a head that is large beside its target no more is asked than this."""
 
 
-def least_chance(head: FeatureHead, screened: bool = False) -> float:
+def least_chance(head: FeatureHead) -> float:
     """How likely a text must be to get to a level for the level to be worth its pass. It may bring one more token. It
     takes as long as going by its weights, a step about as long as going by the target's, and that one brings a few."""
     assert head.in_c is not None
     each = head.in_c.arithmetic.byte_time if head.in_c.in_bytes else 1.0
-    read = weights_read(head.config)
-    if screened:
-        assert head.directions is not None
-        read += head.directions.numel() + (len(head.directions) - head.config.hidden_size) * head.vocab_size
-    share = each * read / weights_read(head.target_config)
+    share = each * weights_read(head.config) / weights_read(head.target_config)
     return min(HIGHEST_LEAST, TOKENS * share)
 
 
@@ -46,10 +41,7 @@ class GrowthInC:
 
     def __init__(self, head: FeatureHead) -> None:
         self.head = head
-        self.screen: ScreenInC | None = None
-        if head.in_c is not None and head.directions is not None and fits(head.directions, head.in_c):
-            self.screen = ScreenInC(head.in_c, head.directions)
-        self.least = least_chance(head, self.screen is not None) if head.in_c is not None else 0.0
+        self.least = least_chance(head) if head.in_c is not None else 0.0
         self.usable = head.in_c is not None and head.entry() is not None and choice.library() is not None
         self.known: dict[tuple[int, int], TreeInC] = {}
 
@@ -88,5 +80,5 @@ class GrowthInC:
             assert head.in_c is not None
             assert entry is not None
             ids = torch.arange(head.vocab_size) if head.ids is None else head.ids
-            self.known[key] = TreeInC(head.in_c, entry, ids, *key, self.screen)
+            self.known[key] = TreeInC(head.in_c, entry, ids, *key)
         return self.known[key]

@@ -113,8 +113,6 @@ class FeatureHead(Transformer):
             self.pre_fc_norm_hidden = RMSNorm(hidden, config)
         del self.model.embed_tokens  # the target's is used, and is no part of this
         self.embed = target.embed  # type: ignore[method-assign]
-        self.directions: Tensor | None = None
-        """[W, H] in which the states that the output head reads differ most, where that is known."""
         self.joined: Join | None = None
         """`fc` of eagle3, where the pass is in C."""
         self._target = [target]  # in a list, which hides it from PyTorch: it is not ours to train

@@ -55,15 +55,6 @@ static void turn_head(float *head, const float *weight, int64_t size, double eps
     }
 }
 
-/* 16 entries of a row that was normed, from `i` on. */
-static inline const bf16 *normed_at(const bf16 *rows, int64_t row, int64_t i, int64_t width) {
-    return tiled((bf16 *)rows, row, i, width);
-}
-
-static inline void put(bf16 *place, float value) {
-    *place = (uint16_t)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(value)), 0);
-}
-
 static void keep_row(const float *row, int64_t size, bf16 *out) {
     for (int64_t i = 0; i < size; i += 16) store(out + i, _mm512_loadu_ps(row + i));
 }

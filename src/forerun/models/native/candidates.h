@@ -19,7 +19,7 @@ typedef struct {
                                /* else the likeliest, by those of q^(1/tau) */
     double temperature, tau;
     Noise noise;
-    float *scratch;            /* [threads][5 vocabulary + hidden] */
+    float *scratch;            /* [threads][5 vocabulary] */
     float *shares;             /* [width, width] of each row, the best first, */
     int64_t *places;           /* [width, width] and their columns; -1 behind the last */
 } Choice;

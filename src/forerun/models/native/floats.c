@@ -42,13 +42,6 @@ static void turn_head(float *head, const float *weight, int64_t size, double eps
     }
 }
 
-/* Entries of a row that was normed, from `i` on. */
-static inline const float *normed_at(const float *rows, int64_t row, int64_t i, int64_t width) {
-    return rows + row * width + i;
-}
-
-static inline void put(float *place, float value) { *place = value; }
-
 static void keep_row(const float *row, int64_t size, float *out) { memcpy(out, row, sizeof(float) * (size_t)size); }
 
 /* Rows are read as they are, and so are keys. */

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "candidates.h"
-#include "screen.h"
 
 typedef struct {
     int64_t joined;           /* whether `fc` joins embedding and state; else attention reads the embedding beside it */
@@ -91,11 +90,9 @@ static void turn(const Model *m, Pass *p, const Growth *g, int64_t row, int64_t 
 /* What may follow the wanted rows, which stand at `depth`; this thread's share of them. */
 static void follow(const Model *m, const Pass *p, const Growth *g, int64_t depth, int thread, int threads) {
     int64_t first = share_of(p->wanted, thread, threads), last = share_of(p->wanted, thread + 1, threads);
-    float *scratch = g->choice.scratch + thread * (5 * m->vocabulary + m->hidden);
-    for (int64_t row = first; row < last; row++) {
-        if (m->screen) look_again(m, p, row, scratch);
-        follow_row(&g->choice, p, row, m->vocabulary, (uint64_t)g->keys[depth], scratch);
-    }
+    for (int64_t row = first; row < last; row++)
+        follow_row(&g->choice, p, row, m->vocabulary, (uint64_t)g->keys[depth],
+                   g->choice.scratch + thread * 5 * m->vocabulary);
 }
 
 /* The rows that were entered, and the candidates behind the wanted ones, which stand at `depth`. */

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from forerun.core.native import choice
 from forerun.models.native import in_c
-from forerun.models.native.screen import ScreenInC
 from forerun.models.native.shelf import Shelf
 from forerun.models.storage import Storage
 
@@ -59,22 +58,13 @@ class Race:
 
 
 class TreeInC:
-    def __init__(
-        self,
-        head: in_c.PassInC,
-        entry: Entry,
-        ids: Tensor,
-        width: int,
-        depth: int,
-        screen: ScreenInC | None = None,
-    ) -> None:
+    def __init__(self, head: in_c.PassInC, entry: Entry, ids: Tensor, width: int, depth: int) -> None:
         chosen, dtype = choice.library(), head.arithmetic.dtype
         assert chosen is not None
         assert width <= WIDEST
         self.call = head.arithmetic.library.forerun_grow
         self.call.restype = None
-        self.head, self.width, self.depth, self.screen = head, width, depth, screen
-        self.model = head.model if screen is None else screen.model
+        self.head, self.width, self.depth = head, width, depth
         config = head.config
         hidden, rows, drafted = config.hidden_size, max(width, LONGEST), width * (depth - 1)
         grown = 1 + width + width * width * (depth - 1)
@@ -171,7 +161,7 @@ class TreeInC:
         run.slots, run.threads, run.cache = storage.slots, threads, storage.whole.data_ptr()
         growth.size, growth.depth, growth.length, growth.unread = size, depth, text.length, unread
         growth.brought, growth.slots, growth.least = states.data_ptr(), text.slots.ctypes.data, least
-        self.call(ctypes.byref(self.model), ctypes.byref(run), ctypes.byref(growth))
+        self.call(ctypes.byref(self.head.model), ctypes.byref(run), ctypes.byref(growth))
         tokens: list[int] = self.grown[0][:size].tolist()
         count = tokens.index(-1) if -1 in tokens else size
         return tokens[:count], self.grown[1][:count].tolist(), self.grown[2][:count].tolist()
@@ -186,7 +176,7 @@ class TreeInC:
         self.kept["scores"] = scores = torch.zeros(threads, 2 * size)
         self.kept["highest"] = torch.zeros(threads, self.width)
         self.kept["likeliest"] = torch.zeros(threads, self.width, dtype=torch.int64)
-        self.kept["scratch"] = torch.zeros(threads, 5 * self.head.config.vocab_size + self.head.config.hidden_size)
+        self.kept["scratch"] = torch.zeros(threads, 5, self.head.config.vocab_size)
         run, growth = self.pass_, self.growth
         run.scores, run.score_size = scores.data_ptr(), scores.shape[1]
         run.highest, run.likeliest = self.kept["highest"].data_ptr(), self.kept["likeliest"].data_ptr()

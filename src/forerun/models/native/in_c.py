@@ -48,8 +48,7 @@ Layer = structure(
 )
 Model = structure(
     "Model",
-    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, *head_scales, ~eps, ~scale, "
-    "*screen",
+    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, *head_scales, ~eps, ~scale",
 )
 Pass = structure(
     "Pass",

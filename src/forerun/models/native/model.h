@@ -16,22 +16,12 @@ typedef struct {
     int64_t rope;                                           /* which table, -1 for none */
 } Layer;
 
-/* An output head that is read in part: all logits nearly, and those near the largest as they are. */
-typedef struct {
-    int64_t width;        /* of the directions in which states differ most */
-    const number *first;  /* [width, hidden] what a state has of them, not in bytes */
-    Matrix second;        /* [vocabulary, width] what logits have of them */
-    const int8_t *rows;   /* [vocabulary][hidden] the head itself, in bytes, row by row, */
-    const float *scales;  /* [vocabulary] */
-} Screen;
-
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, inner, vocabulary;
     const Layer *layer;
     const float *norm; /* may be NULL */
     Matrix head;
     double eps, scale;
-    const Screen *screen; /* in place of the head, or NULL */
 } Model;
 
 typedef struct {

@@ -47,23 +47,6 @@ static void attended_rows(const Model *m, const Layer *layer, const Pass *p, int
     }
 }
 
-/* All logits of the wanted rows by the directions in which states differ most. The normed rows stay. */
-static void screened(const Model *m, const Pass *p, Stream *s) {
-    const Screen *c = m->screen;
-    Task first = {p->normed, NULL, p->wanted, m->hidden, KEEP, NULL, c->width, p->qkv};
-    product(&first, (Matrix){c->first, NULL}, c->width, s, 0);
-#pragma omp barrier
-    for (int64_t w = s->thread; w < p->wanted; w += s->threads) {
-        number *row = p->mixed + w * c->width;
-        keep_row(p->qkv + w * c->width, c->width, row);
-        norm_row(row, NULL, c->width, m->eps, p->act, w, 0, c->width);
-        ready_row(m, p, p->act, w, c->width);
-    }
-#pragma omp barrier
-    Task second = {p->act, p->row_scales, p->wanted, c->width, LOGITS, NULL, m->vocabulary, (void *)p};
-    product(&second, c->second, m->vocabulary, s, 0);
-}
-
 /* What one thread does of a pass. */
 static void pass_rows(const Model *m, const Pass *p, Stream *s) {
     int thread = s->thread, threads = s->threads;
@@ -101,13 +84,9 @@ static void pass_rows(const Model *m, const Pass *p, Stream *s) {
     }
     for (int64_t w = thread; w < p->wanted; w += threads) {
         norm_row(p->x + p->wanted_rows[w] * m->hidden, m->norm, m->hidden, m->eps, p->normed, w, 0, m->hidden);
-        if (!m->screen) ready_row(m, p, p->normed, w, m->hidden);
+        ready_row(m, p, p->normed, w, m->hidden);
     }
 #pragma omp barrier
-    if (m->screen) {
-        screened(m, p, s);
-        return;
-    }
     Task last = {p->normed, p->row_scales, p->wanted, m->hidden, LOGITS, NULL, m->vocabulary, (void *)p};
     product(&last, m->head, m->vocabulary, s, 0);
 }

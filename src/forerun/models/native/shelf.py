@@ -58,10 +58,7 @@ class Shelf:
     def __init__(self, weights: int, order: Order, dtype: torch.dtype) -> None:
         """Room for so many weights: in bytes, or in float32 or bfloat16."""
         self.order, self.dtype = order, dtype
-        area = mmap.mmap(-1, dtype.itemsize * weights + LARGE_PAGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            area.madvise(mmap.MADV_HUGEPAGE)
-        self.area = torch.frombuffer(area, dtype=dtype)
+        self.area = torch.frombuffer(_stretch(dtype.itemsize * weights + LARGE_PAGE), dtype=dtype)
         self.used = (-self.area.data_ptr() % LARGE_PAGE) // dtype.itemsize
         self.scales: list[Tensor] = []
 
@@ -80,12 +77,15 @@ class Shelf:
 
     def last(self, outputs: int, inputs: int) -> Tensor:
         """The matrix [outputs, inputs] that was put here last, in its own order, as it was rounded."""
-        matrix = self._last(outputs, inputs)
+        matrix = self.order.restored(self.area[self.used - outputs * inputs : self.used], outputs, inputs)
         return matrix * self.scales[-1][:, None] if self.scales else matrix
 
-    def last_in_bytes(self, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
-        """The same in bytes, and the scales of its outputs."""
-        return self._last(outputs, inputs), self.scales[-1]
 
-    def _last(self, outputs: int, inputs: int) -> Tensor:
-        return self.order.restored(self.area[self.used - outputs * inputs : self.used], outputs, inputs)
+def _stretch(size: int) -> mmap.mmap:
+    """Memory of its own: what could be shared, which is what `mmap` gives where nothing else is asked for, has small
+    pages on most systems."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    area.madvise(mmap.MADV_HUGEPAGE)
+    return area

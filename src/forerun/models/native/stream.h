@@ -24,7 +24,7 @@ typedef struct {
     const Pass *p;
     int thread, threads;
     int64_t layer;
-    Stage stage;           /* what comes after the present piece; behind the last layer comes the output head, by its parts */
+    Stage stage;           /* what comes after the present piece; that of the layer behind the last is the output head */
     int64_t key, segment;  /* the same within keys and values */
     const char *at;        /* in the present piece, */
     int64_t left;          /* which has so many bytes left */
@@ -92,13 +92,8 @@ static int enter_next(Stream *s) {
             return 1;
         }
     }
-    if (!m || !s->p->wanted || s->layer > m->layers + (m->screen != NULL)) return 0;
-    if (m->screen && s->layer == m->layers)
-        enter_matrix(s, (Matrix){m->screen->first, NULL}, m->screen->width, m->hidden, 32);
-    else if (m->screen)
-        enter_matrix(s, m->screen->second, m->vocabulary, m->screen->width, 32);
-    else
-        enter_matrix(s, m->head, m->vocabulary, m->hidden, 32);
+    if (!m || s->layer > m->layers || !s->p->wanted) return 0;
+    enter_matrix(s, m->head, m->vocabulary, m->hidden, 32);
     s->layer++;
     return 1;
 }
