@@ -26,7 +26,7 @@ PAPERS = {
     "draft": "a small transformer distilled from the target, for `draft_model`",
     "eagle": "EAGLE (Li et al., 2024), with a static tree or EAGLE-2's dynamic one",
     "eagle3": "EAGLE-3 (Li et al., 2025)",
-    "medusa": "Medusa-1 (Cai et al., 2024)",
+    "medusa": "Medusa-1 (Cai et al., 2024), with a stem by which its heads see the token that the state gave",
     "mtp": "multi-token prediction (DeepSeek-AI, 2024), one module that goes on from itself",
     "parallel": "PaSS (Monea et al., 2023)",
 }
