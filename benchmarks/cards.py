@@ -18,7 +18,15 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TRAINED = ROOT / "src" / "forerun" / "trained"
-FILES = ("trained-alone-eagle", "trained-alone-trees", "trained-alone", "trained", "trained-few-sampled", "trained-few")
+FILES = (
+    "trained-alone-eagle",
+    "trained-alone-trees",
+    "trained-alone",
+    "trained",
+    "trained-few-sampled",
+    "trained-few",
+    "trained-few-heads",
+)
 """Of all questions, one at a time and in batches, and of some on a CPU where that is all there is."""
 RESULTS = [ROOT / "results" / f"{name}.json" for name in FILES]
 PAPERS = {
@@ -85,7 +93,8 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
     source = (
         f"On what the target itself answered to {data['prompts']:,} prompts ([which](../DATA.md)), a part greedily and "
         f"the rest at temperature 1. Weights "
-        f"are stored in {manifest.get('stored_bits', manifest['options']['bits'])} bits."
+        f"are stored in {manifest.get('stored_bits', manifest['options']['bits'])} bits"
+        f"{', ' + manifest['stored'] if 'stored' in manifest else ''}."
     )
     trained_in = manifest["options"]["bits"]
     if manifest.get("stored_bits", trained_in) != trained_in:
