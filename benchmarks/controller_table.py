@@ -17,7 +17,9 @@ CPU_PARTS = (
     *("1-others", "1-again", "1-heads", "32-whole", "32-others", "32-again"),
     *("8-eagle3", "8-suffix", "8-lookahead", "8-parallel", "8-again", "8-mtp"),
 )
-CPU = tuple(f"controller-cpu-{part}" for part in CPU_PARTS)
+XEON = ("controller-xeon-1", "controller-xeon-8", "controller-xeon-8-longer")
+CPU = (*(f"controller-cpu-{part}" for part in CPU_PARTS), *XEON)
+MACHINES = ("H200", "ARM", "Xeon")
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
 
 Cell = tuple[str, str, int]
@@ -40,7 +42,7 @@ def table(footnote: Callable[[dict[str, Any]], str]) -> str:
     for batch, ratios in again.items():
         found["plain decoding again", "H200", batch] = f"{min(ratios):.2f}–{max(ratios):.2f}"
     columns = list(dict.fromkeys((machine, batch) for _, machine, batch in found))
-    columns.sort(key=lambda column: (column[0] == "CPU", column[1]))
+    columns.sort(key=lambda column: (MACHINES.index(column[0]), column[1]))
     lines = [
         "| drafter | " + " | ".join(f"{machine}, {batch}" for machine, batch in columns) + " |",
         "|---|" + "---:|" * len(columns),
@@ -71,6 +73,7 @@ def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
 def _on_cpu(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
     """With what a fixed tree gives behind it, where that was measured beside it."""
     rows = {row["method"]: row for row in result["rows"] if row["category"] == "overall"}
+    machine = "Xeon" if "Xeon" in result["provenance"]["cpu"] else "ARM"
     for method, row in rows.items():
         if not method.endswith(" adaptive"):
             continue
@@ -79,4 +82,4 @@ def _on_cpu(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
             cell = f"{row['speedup']:.2f} ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
             if fixed is not None and fixed["speedup"] is not None:
                 cell += f" of {fixed['speedup']:.2f}"
-        yield (row["drafter"], "CPU", row["batch"]), cell
+        yield (row["drafter"], machine, row["batch"]), cell
