@@ -79,10 +79,11 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
         more = each["options"].get("emphasis") or {}
         chosen += "".join(f", {name} prompts {times} times as often" for name, times in dict(more).items())
         found = each["tokens_per_pass"]
+        company = "" if each.get("alone") else ", beside other trainings"
         lines.append(
             f"{number}. {each['steps']:,} steps of {loop['batch_tokens'] or loop['batch']:,} "
             f"{'tokens' if loop['batch_tokens'] else 'texts'} in {each['learning_seconds']:.0f} s on one "
-            f"{made['device']}{'' if each.get('alone') else ', beside other trainings'}, on {each['data']['answer_tokens']:,} tokens of "
+            f"{made['device']}{company}, on {each['data']['answer_tokens']:,} tokens of "
             f"{each['data']['texts']:,} answers{', repeats counted' if more else ''}; "
             f"{loop.get('optimizer', 'adamw')}, learning rate {loop['learning_rate']:g}; {chosen}. "
             f"With chains of {found['chain']} it drafted "
