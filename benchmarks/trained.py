@@ -105,7 +105,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="questions of each category")
     parser.add_argument("--methods", help="only these, with commas between")
     parser.add_argument("--temperatures", default="0,1")
-    parser.add_argument("--cases", help='only these, by drafter, tree and rule, as "eagle3 static:60;parallel"')
+    parser.add_argument(
+        "--cases",
+        help='only these, by drafter, tree and rule, as "eagle3 static:60;parallel"; trees of yours at temperature 0',
+    )
     parser.add_argument(
         "--join", type=Path, nargs="+", help="files of runs on one commit, machine and set of questions"
     )
@@ -119,9 +122,11 @@ def main() -> None:
     loaded = LoadedModel.load(args.model, dtype=args.dtype, device=args.device)
     wanted = None if args.methods is None else args.methods.split(",")
     labels = None if args.cases is None else args.cases.split(";")
+    known = {case.label for case in (*GREEDY, *SAMPLED)}
+    others = [Case(*label.split()) for label in labels or () if label not in known]
     cases = [
         case
-        for case in (*GREEDY, *SAMPLED)
+        for case in (*GREEDY, *others, *SAMPLED)
         if (wanted is None or case.method in wanted)
         and (labels is None or case.label in labels)
         and f"{case.temperature:g}" in args.temperatures.split(",")

@@ -35,7 +35,7 @@ from forerun.models.cache import KVCache
 from forerun.models.target import Output
 from forerun.models.transformer import Transformer
 
-TOP = 10
+TOP = 20
 """Ranks that are counted."""
 BINS = 10
 TAUS = tuple(round(1.1**step, 3) for step in range(-7, 15))
