@@ -19,13 +19,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 TRAINED = ROOT / "src" / "forerun" / "trained"
 FILES = (
+    "trained-alone-medusa",
     "trained-alone-eagle",
     "trained-alone-trees",
     "trained-alone",
     "trained",
     "trained-few-sampled",
     "trained-few",
-    "trained-few-heads",
 )
 """Of all questions, one at a time and in batches, and of some on a CPU where that is all there is."""
 RESULTS = [ROOT / "results" / f"{name}.json" for name in FILES]

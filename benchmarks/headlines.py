@@ -12,7 +12,7 @@ CORES = {
     "two cores of a Xeon with AMX, 135M": ("trained-cpu-sharp-0", "trained-cpu-sharp-1"),
     "two cores of a Xeon without, 135M in float32": ("trained-floats", "trained-floats-sampled"),
 }
-ALONE = ("trained-alone-eagle", "trained-alone-trees", "trained-alone")
+ALONE = ("trained-alone-medusa", "trained-alone-eagle", "trained-alone-trees", "trained-alone")
 
 Footnote = Callable[[Result], str]
 

@@ -106,16 +106,16 @@ def trained(
 
 def _print(drafter: str, found: dict[str, Any], seconds: float) -> None:
     console = output()
-    first = [row[0] for row in found["accuracies"]]
+    first, ranks = [row[0] for row in found["accuracies"]], len(found["accuracies"][0])
     console.print(
         Text.assemble(
             (drafter, "bold cyan"),
             f": its first candidate is right {', '.join(f'{a:.0%}' for a in first)} of the time, 1 to {len(first)} ",
-            f"tokens ahead; one of ten {', '.join(f'{sum(row):.0%}' for row in found['accuracies'])}.",
+            f"tokens ahead; one of {ranks} {', '.join(f'{sum(row):.0%}' for row in found['accuracies'])}.",
         ),
         soft_wrap=True,
     )
-    console.print("Confidence against acceptance, for the ten best candidates of a place:")
+    console.print(f"Confidence against acceptance, for the {ranks} best candidates of a place:")
     for way, bins in found["confidence"].items():
         _print_confidence(way_of_choosing(way, found), bins)
     if found["timed"]:
