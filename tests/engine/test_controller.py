@@ -39,7 +39,7 @@ def test_texts_whose_drafts_are_never_right_are_left_out() -> None:
         tokens = [5 if nodes and text % 2 == 0 else 1 for text, nodes in zip(texts, own, strict=True)]
         controller.observe(texts, own, tokens, 1.0 + 0.03 * (4 + sum(own)))
     assert min(drafted[0], drafted[2]) > 50
-    assert max(drafted[1], drafted[3]) < 15  # tried again now and then
+    assert max(drafted[1], drafted[3]) < 20  # tried again now and then
     assert controller.texts[11].luck.value < 0.5 < controller.texts[10].luck.value
     controller.forget(11)
     assert 11 not in controller.texts

@@ -158,6 +158,18 @@ def test_a_pause_while_nothing_is_found_is_not_held_against_plain_steps() -> Non
     assert own.times[1].beside == [0.0, 0.0]
 
 
+def test_where_everything_gets_slower_drafts_are_not_believed_to_stay_fast() -> None:
+    """Plain steps tell at once; how long those with drafts took was seen before."""
+    own, texts, pace, drafted = Controller(gains=GAINS), list(range(8)), 1.0, 0
+    for step in range(240):
+        if step == 200:
+            pace, drafted = 1.5, 0
+        sizes = [2 if limit is None else min(2, limit) for limit in own.limits(texts)]
+        drafted += any(sizes)
+        own.observe(texts, sizes, [1 + (size > 0) for size in sizes], (2.2 if any(sizes) else 1.0) * pace)
+    assert not drafted
+
+
 def test_plain_steps_that_seemed_slow_are_taken_again_with_several_texts() -> None:
     """Another program made everything slow, and was gone while drafts were chosen: without another look plain steps
     would seem slow for ever."""

@@ -70,10 +70,9 @@ class Times:
     """How much longer the chosen size takes than when each was last taken."""
     _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
 
-    def add(self, size: int, seconds: float, *, alone: bool = False) -> None:
+    def add(self, size: int, seconds: float, *, telling: bool = False) -> None:
         """Texts grow, and other programs come and go: what is seldom taken is believed to have become slower or faster
-        as the chosen size has since. With several texts that depends on which of them are drafted for as well, so only
-        for one that is `alone`."""
+        as the chosen size has since, where its time is `telling`."""
         own, before = self.seconds[size], self._pace[size] * self._medians[size]
         if self._pace[size] != 1.0:
             own.extend([self._pace[size] * own.popleft() for _ in range(len(own))])
@@ -86,7 +85,7 @@ class Times:
         self.tries[size] += 1
         if self.tries[size] >= FIRST_TRIES:
             self._medians[size] = _usual(own)
-            if alone and size == self.chosen and 0 < before < math.inf:
+            if telling and size == self.chosen and 0 < before < math.inf:
                 change = self._medians[size] / before
                 self._pace = [1.0 if each == size else pace * change for each, pace in enumerate(self._pace)]
             self._weigh()
