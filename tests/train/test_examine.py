@@ -160,7 +160,7 @@ def test_an_overconfident_drafter_is_found_out() -> None:
     found.learn(0, q, p, None, torch.Generator().manual_seed(0))
     unlikely, sure = found.greedy.trust[TAUS.index(1.0)].rows
     assert sure == {"from": 0.9, "to": 1.0, "candidates": 400, "confidence": 1.0, "acceptance": 0.25}
-    assert (unlikely["to"], unlikely["candidates"], unlikely["confidence"]) == (0.1, 9 * 400, 0.0)
+    assert (unlikely["to"], unlikely["candidates"], unlikely["confidence"]) == (0.1, (TOP - 1) * 400, 0.0)
     assert found.coupled.best == found.greedy.best == TAUS[-1], "the flattest there is"
 
 
