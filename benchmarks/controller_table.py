@@ -17,7 +17,9 @@ CPU_PARTS = (
     *("1-others", "1-again", "1-heads", "32-whole", "32-others", "32-again"),
     *("8-eagle3", "8-suffix", "8-lookahead", "8-parallel", "8-again", "8-mtp"),
 )
-XEON = tuple(f"controller-xeon-{part}" for part in ("1", "1-others", "1-again", "8", "8-again", "32", "32-again"))
+XEON = tuple(
+    f"controller-xeon-{part}" for part in ("1", "1-others", "1-again", "1-ngram", "8", "8-again", "32", "32-again")
+)
 CPU = (*(f"controller-cpu-{part}" for part in CPU_PARTS), *XEON)
 MACHINES = ("H200", "ARM", "Xeon")
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
