@@ -64,6 +64,7 @@ GREEDY = (
     Case("mtp", "5"),
     Case("medusa", "static:60"),
     Case("medusa", "dynamic:10,4,60"),
+    Case("medusa", "dynamic:24,4,60"),
     Case("blockwise", "static:60"),
     Case("blockwise", "static:26"),
     Case("blockwise", "3"),
@@ -160,7 +161,8 @@ def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
         raise SystemExit("the parts were not measured alike: join runs of one commit, machine and set of questions")
     order = [(case.label, case.temperature, case.seeded) for case in (*GREEDY, *SAMPLED)]
     rows = [row for part in parts for row in part["rows"]]
-    rows.sort(key=lambda row: order.index((row["label"], row["temperature"], row["seeded"])))
+    places = {case: place for place, case in enumerate(order)}
+    rows.sort(key=lambda row: places.get((row["label"], row["temperature"], row["seeded"]), len(order)))
     return {"provenance": {**parts[0]["provenance"], "joined": len(parts)}, "rows": rows}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -27,9 +28,13 @@ from tests.tiny_folder import save_tiny_model
 
 
 def test_texts_whose_drafts_are_never_right_are_left_out() -> None:
-    """Where every row takes its time."""
+    """Where every row takes its time. They are tried again now and then: how often is a matter of luck."""
+    assert fmean(drafts_for_nothing(seed) for seed in range(6)) < 15
+
+
+def drafts_for_nothing(seed: int) -> int:
     controller = Controller()
-    machine = Machine(lambda texts, rows: 1.0 + 0.03 * rows, lambda texts, nodes: 0.0, 8)
+    machine = Machine(lambda texts, rows: 1.0 + 0.03 * rows, lambda texts, nodes: 0.0, 8, seed=seed)
     machine.write(controller, [0.95, 0.0, 0.95, 0.0] * 3, 200, 4)
     assert not controller.texts
     texts, drafted = [10, 11, 12, 13], [0, 0, 0, 0]
@@ -39,10 +44,10 @@ def test_texts_whose_drafts_are_never_right_are_left_out() -> None:
         tokens = [5 if nodes and text % 2 == 0 else 1 for text, nodes in zip(texts, own, strict=True)]
         controller.observe(texts, own, tokens, 1.0 + 0.03 * (4 + sum(own)))
     assert min(drafted[0], drafted[2]) > 50
-    assert max(drafted[1], drafted[3]) < 20  # tried again now and then
     assert controller.texts[11].luck.value < 0.5 < controller.texts[10].luck.value
     controller.forget(11)
     assert 11 not in controller.texts
+    return max(drafted[1], drafted[3])
 
 
 def test_it_follows_a_load_that_changes() -> None:
