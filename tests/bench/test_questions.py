@@ -61,6 +61,7 @@ def test_signs_that_only_python_takes_for_the_end_of_a_line(tmp_path: Path) -> N
         (b'{"turns": ["a"]}\n{"turns": "a"}', "line 2"),
         (b"\xff\xfe", "UTF-8"),
         (b"[" * 200_000, "line 1 of .* nested too deeply"),
+        (b'{"turns": ["a"]}\n{"question_id": ' + b"1" * 5000 + b', "turns": ["a"]}', "line 2 of .* too many digits"),
         (b'{"turns": ["half \\ud800"]}', "line 1 of .* half a character"),
         (b'{"turns": ["a"], "category": "\\udfff"}', "line 1 of .* half a character"),
     ],

@@ -95,6 +95,17 @@ def test_an_interrupted_run_says_so() -> None:
     assert "interrupted" not in render(result())
 
 
+def test_a_run_that_was_interrupted_before_anything_could_be_compared() -> None:
+    """Plain decoding failed, and the other one has an answer in one of the categories."""
+    contest, _ = contest_of({"none": Scripted(fails_on="o"), "fast": Scripted(50)})
+    store = Store(None, provenance({"model": "tiny"}), rows_of(contest), lambda *_: None)
+    store.cells += run(contest)[:3]
+    found = store.as_dict(complete=False)
+    assert {(row["method"], row["category"]) for row in found["rows"]} >= {("none", "chat"), ("fast", "math")}
+    assert ("fast", "overall") not in {(row["method"], row["category"]) for row in found["rows"]}
+    assert "no speedup" in read(render(found)).texts
+
+
 def test_a_page_without_figures() -> None:
     found = result()
     read(render({**found, "rows": []}))

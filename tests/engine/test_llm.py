@@ -18,6 +18,7 @@ import pytest
 import forerun
 from forerun import LLM, Completion, DraftOptions, SamplingParams
 from forerun.engine import llm as llm_module
+from forerun.engine.loaded import find_device
 from tests.tiny_folder import CONTEXT, END, save_tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
@@ -260,6 +261,12 @@ def test_other_mistakes_are_refused(folder: Path, llm: LLM, tmp_path: Path) -> N
     other = save_tiny_model(tmp_path / "other", words=("a", "Ġan"))
     with pytest.raises(ValueError, match="have different tokenizers"):
         llm.with_drafter("draft_model", drafter_options={"model": str(other)})
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu", "hpu", "meta", "xpu:1"])
+def test_devices_that_only_pytorch_knows_are_refused(device: str) -> None:
+    with pytest.raises(ValueError, match=f"does not run on the device '{device}': use cpu or cuda"):
+        find_device(device)
 
 
 # --- coming and going ------------------------------------------------------------------------------------------

@@ -73,7 +73,9 @@ def categories(rows: Sequence[Row]) -> str:
     for method in dict.fromkeys(row["method"] for row in rows):
         own = {row["category"]: row for row in rows if row["method"] == method}
         if all(row["speedup"] is None for row in own.values()):
-            lines.append(_failed([method], own["overall"]["error"] or "no speedup", len(names)))
+            # Of a run that was interrupted there may be categories and nothing of all together.
+            errors = [row["error"] for row in own.values() if row["error"]]
+            lines.append(_failed([method], errors[0] if errors else "no speedup", len(names)))
             continue
         cells = "".join(_heat(own[name]["speedup"] if name in own else None) for name in names)
         lines.append(f"<tr><td>{escape(method)}</td>{cells}</tr>")

@@ -17,6 +17,7 @@ from forerun.models.target import TargetModel
 from forerun.models.tokenizer import Tokenizer
 
 BLOCK = 16
+DEVICES = ("cpu", "cuda")
 CPU_SHARE, GPU_SHARE = 0.125, 0.25
 """What the cache may take of the memory of the machine, or of what is free on a graphics card. A drafter's own cache
 may take as much again."""
@@ -79,6 +80,8 @@ def find_device(name: str | None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"there is no device {name!r}: use cpu or cuda") from None
+    if device.type not in DEVICES:  # PyTorch knows more names than there are kernels for here
+        raise ValueError(f"Forerun does not run on the device {name!r}: use cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"the device {name} is not there: use cpu, or check the driver and the PyTorch build")
     return device

@@ -38,6 +38,8 @@ def _read(number: int, line: str, where: str) -> Entry:
         entry: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where} is not JSON ({error.msg}): each line must be one object") from None
+    except ValueError:  # Python reads no whole number with thousands of digits
+        raise ValueError(f"{where} has a number with too many digits: write it as a text, in quotes") from None
     except RecursionError:
         raise ValueError(f"{where} is nested too deeply: each line must be one object with a list of texts") from None
     turns = entry.get("turns") if isinstance(entry, dict) else None
