@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
 
 from forerun.cli.certify import WORDS
 from tests.cli.conftest import Terminal, run
@@ -61,6 +63,24 @@ def test_as_a_server_drafts(run: Terminal, model: str, prompts: str) -> None:
     assert all(finding["passed"] for finding in content["findings"])
     assert ended.code == (0 if content["verdict"] == "certified" else 1)
     assert content["verdict"] in {"certified", "refused"}
+
+
+def test_a_model_that_is_read_anew_in_every_pass(run: Terminal, prompts: str, tmp_path: Path) -> None:
+    """What it keeps of a text are tokens: precision and rounding are those of its weights."""
+    folder = save_tiny_model(tmp_path / "mamba")
+    about = json.loads((folder / "config.json").read_text())
+    told = {name: about[name] for name in ("vocab_size", "eos_token_id", "bos_token_id")}
+    torch.manual_seed(1)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "initializer_range": 0.3}
+    MambaForCausalLM(MambaConfig(**told, **size)).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    asked = ["--model", str(folder), "--drafter", "ngram", "--prompts", prompts, "--temperature", "0", *FEW]
+    ended = run("certify", *asked, "--json")
+    assert ended.code == 0, ended.err
+    content = json.loads(ended.out)
+    assert content["dtype"] == "float32"
+    (finding,) = content["findings"]
+    assert finding["passed"]
+    assert any(parting["rounding"] > 0 for parting in finding["figures"]["control"]["partings"])
 
 
 def test_json_alone_and_a_lossy_rule(run: Terminal, model: str, prompts: str) -> None:

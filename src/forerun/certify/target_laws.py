@@ -54,7 +54,7 @@ class TargetLaws:
         at_once, slowly = self._logits(tokens, 1)[0], self._logits(tokens, 1, alone=4)[0]
         self.target.forget(ID)
         values, likely = at_once.topk(min(LIKELY, at_once.shape[0]))
-        place = torch.finfo(self.target.new_storage(BLOCK).keys[0].dtype).eps * float(values.abs().max())
+        place = torch.finfo(self.target.dtype).eps * float(values.abs().max())
         apart = float((at_once - slowly)[likely].abs().max())
         return min(max(2 * apart, LEAST * place), MOST * place)
 

@@ -227,7 +227,7 @@ def _certify(
     with working() as told:
         found = certificate.certify(certified, tokens, plan, told)
     rules = {f"{params.temperature:g}": certified.rule_for(params).name for params in plan.settings}
-    return found, dtype_name(target.new_storage(16).keys[0].dtype), rules
+    return found, dtype_name(target.dtype), rules
 
 
 # --- telling ------------------------------------------------------------------------------------------------------

@@ -99,6 +99,10 @@ class SomeLayers:
     def device(self) -> torch.device:
         return self.whole.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.whole.dtype
+
     def new_storage(self, slots: int) -> Storage:
         return self.whole.new_storage(slots)
 

@@ -70,6 +70,7 @@ def adapt(model: PreTrainedModel) -> Adapter:
         eos=_eos(model),
         branches=passes.style is not None,
         device=model.device,
+        dtype=model.dtype,
         calls=calls,
         passes=passes,
     )
@@ -84,6 +85,7 @@ class Adapter:
     eos: frozenset[int]
     branches: bool
     device: torch.device
+    dtype: torch.dtype
     calls: Calls
     passes: CachedPasses | RecomputedPasses
 
