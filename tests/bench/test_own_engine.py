@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from forerun.bench.cases import Case, Setting
 from forerun.bench.contest import Contest
 from forerun.bench.contestants import Contestant, Forerun
 from forerun.bench.measures import Cell
-from forerun.bench.peers import PEERS, Peers
+from forerun.bench.peers import PEERS, Peers, Vllm
 from forerun.bench.questions import Question
 from forerun.bench.rows import make_rows
 from forerun.core.params import SamplingParams
@@ -115,3 +118,31 @@ def test_peers_that_are_missing_say_so(model: LoadedModel, monkeypatch: pytest.M
     assert "pip install openvino-genai" in str(rows["openvino", Setting(1), "overall"]["error"])
     assert "needs an assistant" in str(rows["transformers-assistant", Setting(1), "chat"]["error"])
     assert rows["none", Setting(1), "overall"]["speedup"] == pytest.approx(1)
+
+
+def test_vllm_takes_its_share_of_the_device_for_one_batch_at_a_time(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[int] = []
+
+    class Fake:
+        def __init__(self, *, max_num_seqs: int, gpu_memory_utilization: float, **others: object) -> None:
+            assert all(other == max_num_seqs for other in alive), "of another batch"
+            assert gpu_memory_utilization == 0.25
+            self.batch = max_num_seqs
+            alive.append(max_num_seqs)
+
+        def __del__(self) -> None:
+            alive.remove(self.batch)
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=Fake))
+    shares = {name: {"memory": "0.25"} for name in ("vllm", "vllm-lookup")}
+    peers = Peers(Path("model"), model.tokenizer, torch.float32, torch.device("cpu"), shares)
+    for batch in (1, 8, 8, 1):
+        plain, lookup = (peers.start(name, Setting(batch)) for name in shares)
+        assert isinstance(plain, Vllm) and isinstance(lookup, Vllm) and plain.llm is not lookup.llm
+        assert alive == [batch, batch]
+        del plain, lookup  # as a round does when it is over
+    shares["vllm"]["memory"] = "half"
+    with pytest.raises(ValueError, match=r"'half': give a share"):
+        peers.start("vllm", Setting(2))

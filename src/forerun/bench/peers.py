@@ -6,6 +6,7 @@ installed, or cannot do what is asked, says so when it is started, and that is i
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,9 +37,17 @@ PEERS: dict[str, str] = {
     "openvino-lookup": "openvino-genai",
 }
 """Names that stand beside drafters, and the package each needs."""
-OPTIONS = {"transformers-assistant": ("model",), "openvino": ("model",), "openvino-lookup": ("model",)}
-"""model: the assistant, or the model in OpenVINO's own format (a folder, or a GGUF file, in whatever precision)."""
-
+OPTIONS = {
+    "transformers-assistant": ("model",),
+    "openvino": ("model",),
+    "openvino-lookup": ("model",),
+    "vllm": ("memory",),
+    "vllm-lookup": ("memory",),
+}
+"""model: the assistant, or the model in OpenVINO's own format (a folder, or a GGUF file, in whatever precision).
+memory: the share of the device that vLLM may take."""
+VLLM_SHARE = 0.3
+"""Twice, with and without lookup, and our own engine is on the same device."""
 
 OPENVINO_PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -108,8 +117,15 @@ class Peers:
         return self._loaded[key]
 
     def _vllm(self, name: str, batch: int) -> Contestant:
-        key = (name, str(batch))
+        """Only those of one batch are there at a time: each takes its share of the device, whatever it needs."""
+        key = ("vllm", name, str(batch))
         if key not in self._loaded:
+            share = self._share(name)
+            for other in [other for other in self._loaded if other[0] == "vllm" and other[2] != str(batch)]:
+                del self._loaded[other]
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
             vllm = import_module("vllm")
             more: dict[str, Any] = {}
             if name == "vllm-lookup":
@@ -124,9 +140,20 @@ class Peers:
                 dtype=str(self.dtype).removeprefix("torch."),
                 max_num_seqs=batch,
                 disable_log_stats=False,
+                gpu_memory_utilization=share,
                 **more,
             )
         return Vllm(self._loaded[key], self.tokenizer, batch)
+
+    def _share(self, name: str) -> float:
+        told = self.options.get(name, {}).get("memory", str(VLLM_SHARE))
+        try:
+            share = float(told)
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise ValueError(f"{name}.memory is {told!r}: give a share of the device, such as 0.4")
+        return share
 
     def _openvino(self, name: str, batch: int) -> Contestant:
         _one_by_one(name, batch)
