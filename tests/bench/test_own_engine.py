@@ -140,7 +140,9 @@ def test_vllm_takes_its_share_of_the_device_for_one_batch_at_a_time(
     peers = Peers(Path("model"), model.tokenizer, torch.float32, torch.device("cpu"), shares)
     for batch in (1, 8, 8, 1):
         plain, lookup = (peers.start(name, Setting(batch)) for name in shares)
-        assert isinstance(plain, Vllm) and isinstance(lookup, Vllm) and plain.llm is not lookup.llm
+        assert isinstance(plain, Vllm)
+        assert isinstance(lookup, Vllm)
+        assert plain.llm is not lookup.llm
         assert alive == [batch, batch]
         del plain, lookup  # as a round does when it is over
     shares["vllm"]["memory"] = "half"
