@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from forerun.cli.main import main
+from forerun.cli.main import SMALLER, main
 from forerun.cli.plan import EXAMPLE
 from tests.cli.conftest import Terminal
 
@@ -91,12 +95,48 @@ def test_interruption_ends_with_130(run: Terminal, monkeypatch: pytest.MonkeyPat
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda: torch.zeros(10**13), "there is not enough memory for another 37,252.9 GiB: "),
+        (lambda: np.zeros(10**15), "there is not enough memory for another 7.11 PiB: "),
+        (lambda: torch.zeros(1 << 62), "there is not enough memory: "),
+        (
+            lambda: _raise(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")),
+            "another 2.50 GiB: ",
+        ),
+        (lambda: _raise(MemoryError()), "there is not enough memory: "),
+    ],
+)
+def test_memory_that_ran_out_is_one_sentence(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object], told: str
+) -> None:
+    monkeypatch.setattr("forerun.cli.simulate.compare_chain", lambda *_: ask())
+    monkeypatch.setitem(SMALLER, "simulate", "lower --rounds")
+    ended = run("simulate")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)
+    assert f"{told}lower --rounds" in ended.err
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_what_to_make_smaller_is_an_option(run: Terminal) -> None:
+    for command, words in SMALLER.items():
+        told = run(command, "--help").out
+        assert all(name in told for name in re.findall(r"--[a-z-]+", words))
+
+
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr("forerun.cli.simulate.compare_chain", broken)
     with pytest.raises(ZeroDivisionError):
+        main(["simulate"])
+    monkeypatch.setattr("forerun.cli.simulate.compare_chain", lambda *_: _raise(RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="shapes differ"):
         main(["simulate"])
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from forerun.bench.plan_drafters import Watch
+from forerun.bench.plan_probe import Probe
+from forerun.bench.plan_profile import Profile, profile
 from forerun.cli.plan import EXAMPLE
+from forerun.models.target import TargetModel
 from tests.cli.conftest import Terminal
 from tests.tiny_folder import save_tiny_model
 
@@ -60,6 +66,51 @@ def test_a_drafter_that_fails_is_told_and_the_others_are_planned(run: Terminal, 
     assert {each["drafter"] for r in made["recommendations"] for each in r["ranked"]} <= {"ngram"}
     assert max(each["size"] for each in made["drafters"][0]["sizes"]) <= 2
     assert all(each["check"] == [] for each in made["recommendations"])
+
+
+def test_what_was_measured_is_kept_where_memory_runs_out(
+    run: Terminal, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two texts at once, when steps are timed; alone it is planned."""
+
+    def timed(target: TargetModel, prompts: list[list[int]], batch: int, *arguments: Any, **more: Any) -> Profile:
+        if batch == 2:
+            torch.zeros(10**13)
+        return profile(target, prompts, batch, *arguments, **more)
+
+    monkeypatch.setattr("forerun.bench.plan_run.profile", timed)
+    file = tmp_path / "plan.json"
+    ended = run(*asked, "--drafters", "ngram", "--no-check", "--json", str(file))
+    assert ended.code == 1
+    assert ended.err == "2 at once: there is not enough memory for another 37,252.9 GiB\n"
+    assert "1 at once" in ended.out
+    made = json.loads(file.read_text())
+    assert [each["batch"] for each in made["recommendations"]] == [1]
+    assert made["target"]["errors"].keys() == {"2"}
+    (drafter,) = made["drafters"]
+    assert drafter["sizes"]
+    assert drafter["error"] is None
+
+
+def test_a_drafter_is_planned_for_as_many_texts_as_there_is_memory_for(
+    run: Terminal, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_probe = Watch._run
+
+    def watched(self: Watch, name: str, given: Any, batch: int, tell: Any, timed: Any = None) -> Probe:
+        if batch == 2 and timed is not None:
+            torch.zeros(10**13)
+        return run_probe(self, name, given, batch, tell, timed)
+
+    monkeypatch.setattr(Watch, "_run", watched)
+    ended = run(*asked, "--drafters", "ngram", "--no-check", "--json")
+    assert ended.code == 1
+    assert ended.err == "ngram: 2 at once: there is not enough memory for another 37,252.9 GiB\n"
+    ranked = {
+        each["batch"]: [one["method"] for one in each["ranked"]] for each in json.loads(ended.out)["recommendations"]
+    }
+    assert ranked[1]
+    assert not ranked[2]
 
 
 @pytest.mark.parametrize(

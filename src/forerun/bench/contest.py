@@ -25,6 +25,7 @@ from forerun.bench.memory import Ledger
 from forerun.bench.questions import Question
 from forerun.core.collector import heap_stays
 from forerun.core.params import SamplingParams
+from forerun.core.shortage import ran_out_of_memory, shortage
 
 WARM_UPS = ("Tell a story", "Write a poem", "Write a letter", "List three facts", "Tell a joke")
 ABOUT = ("a lighthouse", "bread", "old clocks", "bridges", "whales", "chess", "winter")
@@ -179,5 +180,7 @@ def converse(
 
 def in_words(error: Exception) -> str:
     """One line, as a row shows it."""
+    if ran_out_of_memory(error):
+        return shortage(error)
     reason = " ".join(str(error).split())
     return reason if isinstance(error, ValueError) and reason else f"{type(error).__name__}: {reason}".rstrip(": ")

@@ -18,6 +18,7 @@ from forerun.bench.plan_probe import WHOLE, Probe
 from forerun.bench.plan_profile import engine_of
 from forerun.bench.plan_sizes import options_for, sizes_of, variants
 from forerun.core.params import SamplingParams
+from forerun.core.shortage import ran_out_of_memory, shortage
 from forerun.drafters.drafter import SharesCache
 from forerun.drafters.find import Setup, make_drafter, names
 from forerun.drafters.trained_folder import shipped_head
@@ -106,7 +107,14 @@ class Watch:
         if not probe.natural:
             return
         tried = [*(size for size in probe.sizes if size < probe.natural), WHOLE]
-        drafting = {batch: _drafting(self._run(name, given, batch, tell, tried), tried) for batch in self.batches}
+        drafting = {}
+        for batch in self.batches:
+            try:
+                drafting[batch] = _drafting(self._run(name, given, batch, tell, tried), tried)
+            except (MemoryError, RuntimeError) as error:
+                if not ran_out_of_memory(error):
+                    raise
+                own.error = f"{batch} at once: {shortage(error)}"  # with fewer it is planned
         for size in tried:
             said = {} if size == WHOLE else options_for(name, probe.inner, size)
             if said is None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.bench.cases import shown
+from forerun.bench.contest import in_words
 from forerun.bench.contestants import prompt_tokens
 from forerun.bench.memory import Ledger
 from forerun.bench.plan_check import Check, Checked
@@ -112,13 +113,19 @@ class Plan:
     profiles: dict[int, Profile] = field(default_factory=dict)
     drafters: list[Measured] = field(default_factory=list)
     recommendations: list[Recommendation] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    """Numbers of texts at once that could not be timed, and why."""
     peak_bytes: int | None = None
     """Of plain decoding."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "how": HOW,
-            "target": {"peak_bytes": self.peak_bytes, "passes": [each.as_dict() for each in self.profiles.values()]},
+            "target": {
+                "peak_bytes": self.peak_bytes,
+                "passes": [each.as_dict() for each in self.profiles.values()],
+                "errors": {str(batch): error for batch, error in self.errors.items()},
+            },
             "drafters": [each.as_dict() for each in self.drafters],
             "recommendations": [each.as_dict() for each in self.recommendations],
         }
@@ -167,8 +174,12 @@ class Planner:
         with ledger.at_work(TARGET):
             for batch in self.batches:
                 begin(f"Timing the target, {batch} at once")
-                own = profile(self.model.target, prompts, batch, 1 + most, self.params, tell=lambda: tell(""))
-                plan.profiles[batch] = own
+                try:
+                    own = profile(self.model.target, prompts, batch, 1 + most, self.params, tell=lambda: tell(""))
+                except Exception as error:  # of whatever kind: the others are planned, and what is known is kept
+                    plan.errors[batch] = in_words(error)
+                else:
+                    plan.profiles[batch] = own
         plan.peak_bytes = ledger.peak(TARGET)
         plan.recommendations = [
             Recommendation(batch, self._ranked(plan, profile)) for batch, profile in plan.profiles.items()

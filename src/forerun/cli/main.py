@@ -1,8 +1,8 @@
 """The entry point: which commands there are, and what a user sees when something is wrong.
 
 A command raises `ValueError` for what a user can get wrong, and lets `OSError` pass. Both become one sentence
-on stderr and exit code 1; the options themselves are checked by typer, with exit code 2. Anything else is a
-bug and keeps its traceback.
+on stderr and exit code 1, and so does memory that ran out; the options themselves are checked by typer, with
+exit code 2. Anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -33,8 +33,17 @@ from forerun.cli.rules import rules
 from forerun.cli.serve import serve
 from forerun.cli.simulate import simulate
 from forerun.cli.train import train
+from forerun.core.shortage import ran_out_of_memory, shortage
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+SMALLER = {
+    "bench": "lower --batch or --max-tokens, or take a smaller --model",
+    "plan": "lower --concurrency or --max-tokens, or take a smaller --target",
+    "certify": "lower --length, give shorter --prompts, or take a smaller --model",
+    "serve": "lower --cache-tokens, or take a smaller --model",
+    "train": "lower --batch or --batch-tokens, or take a smaller --target",
+}
+"""What to do where memory ran out."""
 
 app = typer.Typer(
     name="forerun",
@@ -118,6 +127,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 1
     except ValueError as error:
         _complain(str(error))
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        given = sys.argv[1:] if arguments is None else arguments
+        _complain(f"{shortage(error)}: {SMALLER.get(next(iter(given), ''), 'take a smaller model, or a shorter text')}")
         return 1
     except KeyboardInterrupt:
         return 130

@@ -167,13 +167,14 @@ def _tell(asked: Asked, made: Plan, answer: dict[str, Any], texts: int, where: s
         console.print(Text(answer["how"], style="dim"))
         if asked.file is not None:
             console.print(Text.assemble("Written: ", (str(asked.file), "bold cyan")))
-    most = max(each.batch for each in made.recommendations)
+    most = max((each.batch for each in made.recommendations), default=0)
     errors = Console(stderr=True, soft_wrap=True)
     if asked.check and texts < most:
         errors.print(
             f"{most} at once are filled by asking {texts} prompts again, which drafters may remember: give more."
         )
-    failed = [f"{each.drafter}: {each.error}" for each in made.drafters if each.error]
+    failed = [f"{batch} at once: {error}" for batch, error in made.errors.items()]
+    failed += [f"{each.drafter}: {each.error}" for each in made.drafters if each.error]
     failed += [
         f"{each.candidate.label}: {each.error}" for r in made.recommendations for each in r.checked if each.error
     ]
