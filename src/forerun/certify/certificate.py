@@ -16,6 +16,7 @@ from forerun.certify.sampled import Distance, LawTest, Observed
 from forerun.certify.subject import Change, LostTrackError, Subject, Told, Written, unchanged, write
 from forerun.certify.target_laws import TargetLaws
 from forerun.core.params import SamplingParams
+from forerun.core.shortage import ran_out_of_memory
 
 PLAIN, DRAFTED, CONTROL, ZERO, SEEDED = (arm << 40 for arm in range(1, 6))
 """Where the seeds of each kind of text begin, so that no two texts share noise unless they should."""
@@ -106,23 +107,58 @@ class Certificate:
         return {"verdict": self.verdict, "reason": self.reason, "findings": findings}
 
 
+class BrokeDownError(Exception):
+    """A drafter, a rule or a kernel failed while it was tested."""
+
+
+@dataclass
+class _Doing:
+    """Remembers what was told last: should it break down, that is what it broke down at."""
+
+    told: Told
+    where: str = ""
+    what: str = "Beginning"
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        self.what = what
+        self.told(what, done, of)
+
+    def failed(self, error: Exception) -> str:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+        return f"{self.what[0].lower()}{self.what[1:]}{self.where} broke off with {reason}"
+
+
 def certify(subject: Subject, prompts: Sequence[list[int]], plan: Plan, told: Told) -> Certificate:
     """`prompts` are tokens."""
     for params in plan.settings:
         subject.rule_for(params)  # refuses a wrong pair before any work
+    doing = _Doing(told)
+    try:
+        return _certify(subject, prompts, plan, doing)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # of whatever kind: what was being tested is more than what was raised says
+        if ran_out_of_memory(error):
+            raise
+        raise BrokeDownError(doing.failed(error)) from error
+
+
+def _certify(subject: Subject, prompts: Sequence[list[int]], plan: Plan, told: _Doing) -> Certificate:
     asked = identity.requests(prompts, SamplingParams(temperature=0.0, max_tokens=ANSWER), 0, None)
     answers = [text.tokens for text in identity.plain_texts(subject, asked, told)]
     work = _Work(subject, TargetLaws(subject.original), prompts, answers, plan, told)
-    if subject.why_lossy is not None:
-        return Certificate([work.distance(params) for params in plan.settings], subject.why_lossy)
     findings: list[Finding] = []
     for params in plan.settings:
+        told.where = f" at temperature {params.temperature:g}"
+        if subject.why_lossy is not None:
+            findings.append(work.distance(params))
+            continue
         try:
             findings += work.tests(params)
         except LostTrackError as error:
             findings.append(Finding(params.temperature, "books", "every step", str(error), False, None, None, {}))
             break  # nothing that such an engine writes means anything
-    return Certificate(findings, None)
+    return Certificate(findings, subject.why_lossy)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def observe(
     quantiles: list[Tensor] = []
     strays: list[Parting] = []
     total = sum(map(len, texts))
+    told("Reading the target's laws", 0, total)
     for context, own in zip(contexts, texts, strict=True):
         beginnings = Counter(
             tuple(text.tokens[:d]) for text in own for d in range(1, DEPTH + 1) if len(text.tokens) > d

@@ -13,6 +13,7 @@ from forerun.drafters.drafter import Drafter
 from forerun.drafters.none import NoDrafter
 from forerun.engine.controller import Controller
 from forerun.engine.engine import MAX_NODES, Engine
+from forerun.engine.loaded import memory_of
 from forerun.engine.request import Request
 from forerun.models.target import TargetModel
 from forerun.verify.rule import VerificationRule, all_rules, pair, strongest_rule
@@ -99,6 +100,7 @@ class Subject:
 
 def write(engine: Engine, requests: Sequence[Request], told: Callable[[int, int], None]) -> list[Written]:
     """The text of each request. The engine's books are checked at every step."""
+    told(0, len(requests))
     numbers = {engine.add(request): place for place, request in enumerate(requests)}
     texts = [Written() for _ in requests]
     done = 0
@@ -127,3 +129,23 @@ def slots_for(prompts: Sequence[Sequence[int]], tokens: int) -> int:
     """Cache for a full batch of such prompts, with so many tokens behind each."""
     longest = max(len(prompt) for prompt in prompts) + tokens + MAX_NODES + 1
     return BATCH * -(-longest // 16) * 16
+
+
+def refuse_misfits(models: Sequence[TargetModel], prompts: Sequence[Sequence[int]], tokens: int) -> None:
+    """Prompts with so many tokens behind them have to fit the context of each model, and the caches the memory."""
+    longest = max(len(prompt) for prompt in prompts)
+    context = min(model.context_length for model in models)
+    fix = "lower --length, or leave long --prompts out"
+    if longest + tokens > context:
+        raise ValueError(
+            f"the longest prompt has {longest:,} tokens, up to {tokens:,} are written behind it, and the model's "
+            f"context holds {context:,}: {fix}"
+        )
+    slots, target = slots_for(prompts, tokens), models[0]
+    needed = 2 * slots * target.new_storage(16).bytes_per_slot  # with drafts, and plainly
+    memory = memory_of(target.device)
+    if needed > memory:
+        raise ValueError(
+            f"{BATCH} texts of up to {longest + tokens:,} tokens take {needed / 2**30:,.1f} GiB of cache, and there "
+            f"are {memory / 2**30:,.1f} GiB of memory: {fix}"
+        )

@@ -217,7 +217,9 @@ def _certify(
     ends = tuple(sorted(tokenizer.eos - target.eos))  # the end of a turn, where the model does not call it so
     plan = replace(plan, settings=tuple(replace(params, stop_token_ids=ends) for params in plan.settings))
     tokens = [to_tokens(prompt, tokenizer, chat=None) for prompt in asked]
-    slots = subject.slots_for(tokens, max(plan.answer, plan.length + ANSWER))
+    longest = max(plan.answer, plan.length + ANSWER)
+    subject.refuse_misfits([target, *([] if other is None else [other.target])], tokens, longest)
+    slots = subject.slots_for(tokens, longest)
     setup = Setup(target, slots, loaded.load_beside, lambda: tokenizer.fingerprint, loaded.folder, adaptive)
     options = model.read_drafter_options() | ({} if model.tree is None else {"tree": model.tree})
     drafter = make_drafter(model.drafter_name, setup, options)
@@ -225,7 +227,10 @@ def _certify(
     controller = Controller() if adaptive else None
     certified = subject.Subject(target, drafter, rule=model.rule, slots=slots, original=original, controller=controller)
     with working() as told:
-        found = certificate.certify(certified, tokens, plan, told)
+        try:
+            found = certificate.certify(certified, tokens, plan, told)
+        except certificate.BrokeDownError as error:
+            raise ValueError(f"no certificate: {error}") from error
     rules = {f"{params.temperature:g}": certified.rule_for(params).name for params in plan.settings}
     return found, dtype_name(target.dtype), rules
 

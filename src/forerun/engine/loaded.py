@@ -95,10 +95,14 @@ def default_slots(target: TargetModel, max_batch: int) -> int:
 
 
 def _memory_for_cache(device: torch.device) -> int:
+    return int((GPU_SHARE if device.type == "cuda" else CPU_SHARE) * memory_of(device))
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes: all of the machine, or what is free on a graphics card."""
     if device.type == "cuda":
-        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[0])
+        return torch.cuda.mem_get_info(device)[0]
     try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not on this system
-        memory = UNKNOWN_MEMORY
-    return int(CPU_SHARE * memory)
+        return UNKNOWN_MEMORY
