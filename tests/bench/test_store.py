@@ -27,6 +27,7 @@ ORIGIN: dict[str, Any] = {
     "device": "cpu",
     "peers": {"transformers": "5"},
     "arguments": {"seed": 1, "repeat": 2},
+    "weights": {"the model": "1", "mine": "2"},
     "git": {"commit": "c", "dirty": False},
 }
 
@@ -109,6 +110,7 @@ def test_cells_survive_the_file() -> None:
         ({"arguments": {"seed": 2, "repeat": 2}}, "seed 1, not 2"),
         ({"threads": 4}, "another threads"),
         ({"torch": "3", "peers": {}}, "another torch, peers"),
+        ({"weights": {"the model": "1", "mine": "3"}}, "other weights of mine than are there now"),
         ({"git": {"commit": "d", "dirty": False}}, "another commit"),
         ({"git": {"commit": "c", "dirty": True, "changes": "1"}}, "another commit or changes of it"),
     ],
@@ -120,6 +122,13 @@ def test_another_run_is_not_gone_on_with(tmp_path: Path, change: dict[str, Any],
     assert earlier_cells(file, ORIGIN, contest) == []
     with pytest.raises(ValueError, match=words):
         earlier_cells(file, ORIGIN | change, contest)
+
+
+def test_a_file_from_before_weights_were_told_apart_is_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    contest, _ = contest_of(methods())
+    stored(contest, file, {name: value for name, value in ORIGIN.items() if name != "weights"}).save(complete=False)
+    assert earlier_cells(file, ORIGIN, contest) == []
 
 
 def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
@@ -154,6 +163,7 @@ def damaged(file: Path, contest: Contest) -> None:
         {"provenance": {}},
         {"provenance": [1]},
         {"provenance": ORIGIN | {"arguments": 1}},
+        {"provenance": ORIGIN | {"weights": ["1"]}},
     ],
 )
 def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path, harm: dict[str, Any]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from forerun.cli.certify import WORDS
+from forerun.models.identity import files_digest
 from tests.cli.conftest import Terminal, run
 from tests.tiny_folder import save_tiny_model
 
@@ -49,6 +51,10 @@ def test_a_table_and_a_file(run: Terminal, model: str, prompts: str, tmp_path: P
     assert content["dtype"] == "float32"
     assert content["rules"] == {"0": "greedy", "0.2": "gumbel"}
     assert content["made_from"] is None
+    weights = content["weights"]
+    assert weights["model"] == files_digest(Path(model))
+    assert f"weights: model {weights['model'][:8]}\n" in ended.out
+    assert (weights["drafter"], weights["original"], len(weights["identity"])) == (None, None, 32)
     assert content["adaptive"] is False
     assert content["provenance"]["arguments"]["samples"] == 30
     assert content["provenance"]["arguments"]["prompts"] == 3
@@ -69,10 +75,10 @@ def test_a_model_that_is_read_anew_in_every_pass(run: Terminal, prompts: str, tm
     """What it keeps of a text are tokens: precision and rounding are those of its weights."""
     folder = save_tiny_model(tmp_path / "mamba")
     about = json.loads((folder / "config.json").read_text())
-    told = {name: about[name] for name in ("vocab_size", "eos_token_id", "bos_token_id")}
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "initializer_range": 0.3}
+    sizes |= {name: about[name] for name in ("vocab_size", "eos_token_id", "bos_token_id")}
     torch.manual_seed(1)
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "initializer_range": 0.3}
-    MambaForCausalLM(MambaConfig(**told, **size)).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(folder)  # type: ignore[no-untyped-call]
     asked = ["--model", str(folder), "--drafter", "ngram", "--prompts", prompts, "--temperature", "0", *FEW]
     ended = run("certify", *asked, "--json")
     assert ended.code == 0, ended.err
@@ -91,6 +97,19 @@ def test_json_alone_and_a_lossy_rule(run: Terminal, model: str, prompts: str) ->
     assert content["verdict"] == "lossy"
     assert content["reason"].startswith("no certificate: the rule typical is lossy")
     assert [finding["test"] for finding in content["findings"]] == ["distance", "distance"]
+
+
+def test_a_certificate_says_of_which_weights_it_is(run: Terminal, model: str, prompts: str, tmp_path: Path) -> None:
+    """Other weights in the same folder get another one."""
+    draft, found = tmp_path / "draft", []
+    asked = ["--model", model, "--draft-model", str(draft), "--prompts", prompts, "--temperature", "0", *FEW]
+    for seed in (2, 3):
+        save_tiny_model(draft, seed=seed)
+        found.append(json.loads(run("certify", *asked, "--json").out)["weights"])
+        assert found[-1]["drafter"] == files_digest(draft)
+    first, second = found
+    assert first["drafter"] != second["drafter"]
+    assert first["model"] == second["model"]
 
 
 def test_a_model_that_was_made_from_another_says_so(run: Terminal, prompts: str, tmp_path: Path) -> None:

@@ -105,6 +105,22 @@ def test_a_run_that_was_interrupted_goes_on(
     assert {row["rounds"] for row in after["rows"]} == {2}
 
 
+def test_a_run_is_not_gone_on_with_after_a_training(run: Terminal, model: str, prompts: str, tmp_path: Path) -> None:
+    """Other weights lie in the same folder: its name says nothing about them."""
+    draft, result = save_tiny_model(tmp_path / "draft", seed=2), tmp_path / "result.json"
+    command = ["bench", "--model", model, "--prompts", prompts, "--max-tokens", "4", "--repeat", "1"]
+    command += ["--drafters", "draft_model", "--drafter-option", f"draft_model.model={draft}"]
+    command += ["--dtype", "float32", "--json", str(result)]
+    assert run(*command).code == 0
+    assert json.loads(result.read_text())["provenance"]["weights"].keys() == {"the model", "draft_model"}
+    assert str(tmp_path) not in result.read_text()
+    assert run(*command, "--resume").code == 0
+    save_tiny_model(draft, seed=3)
+    ended = run(*command, "--resume")
+    assert ended.code == 1
+    assert "was measured with other weights of draft_model than are there now" in ended.err
+
+
 def test_a_grid_with_arrivals_and_a_method_that_fails(
     run: Terminal, model: str, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

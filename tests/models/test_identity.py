@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from forerun.models.batch import Batch
-from forerun.models.identity import weights_identity
+from forerun.models.identity import files_digest, weights_identity
 from tests.models.rows import CONFIGS, chain, tiny
 
 
@@ -38,3 +39,29 @@ def test_others_have_another_one() -> None:
     changed = tiny(shape, dtype=torch.float32)
     changed.model.embed_tokens.weight.data[0, 0] += 0.5
     assert weights_identity(changed) != exact
+
+
+def test_files_are_told_apart_by_weights_and_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(5000))
+    exact = files_digest(folder)
+    (folder / "README.md").write_text("what else lies there says nothing")
+    folder = folder.rename(tmp_path / "moved")
+    assert files_digest(folder) == exact
+    for name, content in (("config.json", b"[]"), ("model.safetensors", bytes(4999) + b"1"), ("more.bin", b"")):
+        before = (folder / name).read_bytes() if (folder / name).exists() else None
+        (folder / name).write_bytes(content)
+        assert files_digest(folder) != exact
+        (folder / name).unlink() if before is None else (folder / name).write_bytes(before)
+    assert files_digest(folder) == exact
+    assert files_digest(folder / "model.safetensors") != exact
+    # Of a large file pieces are read: the first bytes of each hundred here.
+    monkeypatch.setattr("forerun.models.identity.PIECE", 10)
+    monkeypatch.setattr("forerun.models.identity.PIECES", 50)
+    exact = files_digest(folder / "model.safetensors")
+    (folder / "model.safetensors").write_bytes(bytes(4910) + b"1" + bytes(89))
+    assert files_digest(folder / "model.safetensors") == exact
+    (folder / "model.safetensors").write_bytes(bytes(4900) + b"1" + bytes(99))
+    assert files_digest(folder / "model.safetensors") != exact

@@ -23,7 +23,7 @@ FORMAT = 2
 OFTEN = 2.0
 """Seconds between two writings: small cells do not wait for the file each time."""
 SAME = ("forerun", "python", "torch", "cpu", "threads", "device", "peers", "arguments")
-"""What of the provenance must not have changed when a run goes on; the sources neither."""
+"""What of the provenance must not have changed when a run goes on; the sources neither, nor any weights."""
 
 
 @dataclass
@@ -84,7 +84,9 @@ def earlier_cells(path: Path, provenance: dict[str, Any], contest: Contest) -> l
         raise ValueError(f"{path} was written by another version of forerun bench: measure again, into another file")
     damaged = ValueError(f"{path} is damaged: measure again, into another file")
     before, plan = data["provenance"], contest.plan()
-    if not isinstance(before, dict) or not {*SAME, "git"} <= before.keys() or not isinstance(before["arguments"], dict):
+    if not isinstance(before, dict) or not {*SAME, "git"} <= before.keys():
+        raise damaged
+    if not isinstance(before["arguments"], dict) or not isinstance(before.get("weights", {}), dict):
         raise damaged
     _refuse_other_runs(path, before, provenance)
     try:
@@ -113,6 +115,13 @@ def _refuse_other_runs(path: Path, before: dict[str, Any], provenance: dict[str,
         changed.append("commit or changes of it")
     if changed:
         raise ValueError(f"{path} was measured with another {', '.join(changed)}: measure again, into another file")
+    known = before.get("weights", {})  # files were once written without
+    others = [name for name, own in provenance.get("weights", {}).items() if known.get(name, own) != own]
+    if others:
+        raise ValueError(
+            f"{path} was measured with other weights of {', '.join(others)} than are there now: measure again, into "
+            "another file"
+        )
 
 
 def refuse_overwriting(path: Path) -> None:

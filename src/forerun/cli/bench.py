@@ -196,7 +196,7 @@ def bench(
     arguments |= {"per_category": per_category, "limit": limit, "repeat": repeat, "peer_rounds": peer_rounds}
     arguments |= {"top_p": top_p, "seed": seed, "warm_up": warm_up, "prompts_digest": _digest(questions)}
     arguments["precision"] = str(parse_dtype(dtype, loaded.target.device)).removeprefix("torch.")
-    store = _store(contest, json_file, arguments, grid, resume=resume)
+    store = _store(contest, json_file, arguments, grid, _weights(grid, loaded), resume=resume)
     complete = _run(contest, store)
     _finish(store, report, complete=complete)
 
@@ -239,13 +239,29 @@ def _starter(grid: Grid, model: LoadedModel, dtype: str, room: int) -> Callable[
     return start
 
 
-def _store(contest: Contest, file: Path | None, arguments: dict[str, Any], grid: Grid, *, resume: bool) -> Store:
+def _weights(grid: Grid, model: LoadedModel) -> dict[str, str]:
+    """Digests, as far as there are weights."""
+    from forerun.engine.weights import drafter_digest, model_digest, named_digest
+
+    found = {"the model": model_digest(model)}
+    for name, given in grid.given.items():
+        own = grid.options[name]
+        if name in grid.peers:
+            found[name] = named_digest([own["model"]] if "model" in own else [])
+        else:
+            found[name] = drafter_digest(given, own, model.target)
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
+def _store(
+    contest: Contest, file: Path | None, arguments: dict[str, Any], grid: Grid, weights: dict[str, str], *, resume: bool
+) -> Store:
     from forerun.bench.peers import versions
     from forerun.bench.provenance import provenance
     from forerun.bench.rows import make_rows
     from forerun.bench.store import Store, earlier_cells
 
-    origin = provenance(arguments, str(contest.device)) | {"peers": versions(grid.peers)}
+    origin = provenance(arguments, str(contest.device)) | {"peers": versions(grid.peers), "weights": weights}
     seeded = contest.params.seed is not None
     store = Store(
         file,

@@ -112,6 +112,7 @@ def certify(
 
         loaded = _load(model, told)
         other = None if original is None else _load(model, told, original)
+        weights = _weights(loaded, other, model)
     certificate, dtype, rules = _certify(loaded, other, model, asked, plan, adaptive=adaptive)
     arguments = {"temperature": temperatures, **truncation, **penalties, **sizes, "prompts": len(asked)}
     options = {key: shown(str(value)) for key, value in model.read_drafter_options().items()}
@@ -125,6 +126,7 @@ def certify(
         "dtype": dtype,
         "original": None if original is None else shown(original),
         "made_from": _made_from(loaded.folder),
+        "weights": weights,
     }
     device = str(loaded.target.device)
     answer = {**subject, **certificate.as_dict(), "provenance": provenance(arguments, device)}
@@ -137,6 +139,8 @@ def certify(
         console = output()
         drafts = f"{model.drafter_name}{', adaptive' if adaptive else ''}"
         console.print(Text(f"{model.model}, {drafts}, {subject['rule']} rule, {dtype} on {device}"))
+        digests = [f"{name} {digest[:8]}" for name, digest in weights.items() if name != "identity" and digest]
+        console.print(Text(f"weights: {', '.join(digests)}", style="dim"))
         show(console, certificate, loaded)
         if original is None and subject["made_from"]:
             words = f"This is the text of {model.model}, not of {subject['made_from']}, which it was made from: "
@@ -196,6 +200,21 @@ def _load(model: ModelOptions, told: Any, name: str | None = None) -> LoadedMode
         offline=model.offline,
         progress=told,
     )
+
+
+def _weights(loaded: LoadedModel, other: LoadedModel | None, model: ModelOptions) -> dict[str, str | None]:
+    """Digests of the files; the identity is the same in every number format, and what drafters name their target by."""
+    from forerun.engine.weights import drafter_digest, model_digest
+    from forerun.models.identity import weights_identity
+    from forerun.models.transformer import Transformer
+
+    target = loaded.target
+    return {
+        "identity": weights_identity(target) if isinstance(target, Transformer) else None,
+        "model": model_digest(loaded),
+        "original": None if other is None else model_digest(other),
+        "drafter": drafter_digest(model.drafter_name, model.read_drafter_options(), target),
+    }
 
 
 def _certify(

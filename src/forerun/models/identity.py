@@ -1,7 +1,8 @@
-"""What tells a model from others wherever it runs: in any number format, on any device, laid out for speed or not.
+"""What tells a model from others: in memory, wherever it runs, and in its files.
 
-What is trained for one model is refused by another with it. Norms and some rows of the embedding stand for all
-weights: they are small, training changes them, and no pass lays them out anew.
+In memory it is the same in any number format, on any device, laid out for speed or not. What is trained for one model
+is refused by another with it. Norms and some rows of the embedding stand for all weights: they are small, training
+changes them, and no pass lays them out anew. Files are told apart by what is in them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from forerun.models.transformer import Transformer
 VERSION = 1
 ROWS = 64
 """Of the embedding, spread from the first to the last."""
+PIECE, PIECES = 1 << 18, 1 << 10
+"""Bytes that are read in one go, and how many such pieces of a folder at most, but for one of each file."""
+WEIGHTS = (".safetensors", ".bin")
 BESIDE_THE_WEIGHTS = ("context_length", "eos", "bos", "family")
 """Fields of a config that say nothing about what the weights compute."""
 
@@ -35,6 +39,24 @@ def weights_identity(model: Transformer) -> str:
         if isinstance(module, RMSNorm):
             digest.update(name.encode())
             digest.update(_rounded(module.weight.detach()))
+    return digest.hexdigest()[:32]
+
+
+def files_digest(place: Path) -> str:
+    """Of a folder's weights and its config.json, or of a single file. 256 MB are read whole; of more, pieces from the
+    first to the last stand for all: training changes nearly every number."""
+    files = [place]
+    if not place.is_file():
+        files = sorted(file for file in place.iterdir() if file.name == "config.json" or file.suffix in WEIGHTS)
+    sizes = [file.stat().st_size for file in files]
+    step = max(PIECE, sum(sizes) // PIECES)
+    digest = hashlib.sha256()
+    for file, size in zip(files, sizes, strict=True):
+        digest.update(f"{file.relative_to(place)} {size} ".encode())
+        with file.open("rb") as stream:
+            for start in range(0, size, step):
+                stream.seek(start)
+                digest.update(stream.read(PIECE))
     return digest.hexdigest()[:32]
 
 
