@@ -21,6 +21,11 @@
 #else
 #define MOST_ROWS 2
 #endif
+#if LANES == 8
+#define READ_ONCE(vector) __asm__("" : "+x"(vector)) /* compilers would read it again for every product */
+#else
+#define READ_ONCE(vector)
+#endif
 
 typedef struct {
     float sums[ROWS_AT_ONCE][PANEL] __attribute__((aligned(64)));
@@ -74,6 +79,7 @@ static inline __attribute__((always_inline)) void add_up(const Piece *piece, con
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
             Vector weights = weights_of(panel, k * PANEL + v * LANES, bytes);
+            READ_ONCE(weights);
 #pragma GCC unroll 3
             for (int r = 0; r < rows; r++) own[r][v] = fused(numbers[r], weights, own[r][v]);
         }
@@ -118,7 +124,8 @@ FIXED(12)
 #endif
 static AddUp *const in_floats[] = BY_ROWS(floats), *const in_bytes[] = BY_ROWS(bytes);
 
-/* What a panel makes of some rows. Of what the thread will read later as much is fetched as is read here the first time. */
+/* What a panel makes of some rows. Of what the thread will read later as much is fetched as is read here the first time,
+ * by all blocks in turn: memory should not wait while they compute. */
 static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, int64_t rows, Sums *out, Stream *s) {
     const char *weights = (const char *)matrix.weights + bytes_of(matrix, panel * PANEL * t->in);
     int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
@@ -130,10 +137,11 @@ static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, i
             int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
             const float *x = t->x + (row + first) * t->in + input;
             Piece piece = {x, t->in, count, inputs, (const char *)x, 0};
-            if (row == 0 && block < 2) {
-                int64_t step = bytes_of(matrix, PANEL) / (blocks > 1 ? 2 : 1);
-                const char *ahead = claim(s, step * inputs);
-                if (ahead) piece.ahead = ahead, piece.step = step;
+            if (row == 0) {
+                int64_t bytes = bytes_of(matrix, PANEL * inputs);
+                int64_t part = bytes * (block + 1) / blocks - bytes * block / blocks;
+                const char *ahead = claim(s, part);
+                if (ahead) piece.ahead = ahead, piece.step = (part + inputs - 1) / inputs;
             }
             (matrix.scales ? in_bytes : in_floats)[count](&piece, weights + bytes_of(matrix, input * PANEL),
                                                           out->sums + first);
