@@ -12,7 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import cards, certificates, confidence, controller_table, headlines, prediction_table, serve_tables
+from benchmarks import (
+    cards,
+    certificates,
+    confidence,
+    controller_table,
+    headlines,
+    plan_table,
+    prediction_table,
+    serve_tables,
+)
 from benchmarks.kept import load, that_ran
 
 ROOT = Path(__file__).parents[1]
@@ -361,6 +370,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "device-texts": device_texts,
     "device-throughput": device_throughput,
     "identity": identity,
+    "plan": lambda: _of("plan-cpu", plan_table.table),
     "prediction": lambda: _of("prediction-cpu", prediction_table.table),
     "quick-bench": quick_bench,
     "row-cost": lambda: row_cost("row-cost-before", "row-cost-cpu"),
