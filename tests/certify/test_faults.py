@@ -272,7 +272,7 @@ FAULTS = {
     "a residual transformed again": Case(residual_transformed_again, chain, SAMPLED, "chain_rejection"),
     "corrections drawn from p": Case(correction_from_p, chain, SAMPLED, "chain_rejection"),
     "the wrong temperature": Case(half_a_temperature, chain, SAMPLED, "chain_rejection"),
-    "accept numbers of the place": Case(accept_numbers_of_the_place, chain, SAMPLED, "traversal", 200),
+    "accept numbers of the place": Case(accept_numbers_of_the_place, chain, SAMPLED, "traversal", 400),
     "the bonus is dropped": Case(bonus_dropped, chain, SAMPLED, "chain_rejection"),
 }
 
