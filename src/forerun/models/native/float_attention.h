@@ -12,7 +12,7 @@
 #define TILE 32        /* keys that stay near */
 #define KEYS_AT_ONCE 4 /* whose scores are added up together, */
 #define QUERIES_AT_ONCE (LANES / KEYS_AT_ONCE) /* with those of so many queries: they fill a vector */
-#define MIXED_AT_ONCE (LANES == 8 ? 2 : 4)     /* queries whose sums of values stay in registers, */
+#define MIXED_AT_ONCE (LANES == 8 ? 3 : 4)     /* queries whose sums of values stay in registers, */
 #define WIDE 4                                 /* of so many vectors each */
 
 /* What some rows of a segment ask of one key head. */
@@ -89,6 +89,7 @@ static __attribute__((noinline)) void score(const Queries *queries, int64_t size
 #pragma GCC unroll 4
                 for (int q = 0; q < QUERIES_AT_ONCE; q++) {
                     Vector theirs = *(const Loose *)(asked[q] + d);
+                    READ_ONCE(theirs);
 #pragma GCC unroll 4
                     for (int i = 0; i < KEYS_AT_ONCE; i++)
                         sums[KEYS_AT_ONCE * q + i] = fused(numbers[i], theirs, sums[KEYS_AT_ONCE * q + i]);
@@ -127,14 +128,15 @@ static inline __attribute__((always_inline)) void mix(const Look *look, const fl
 #pragma GCC unroll 4
         for (int v = 0; v < wide; v++) sums[q][v] = *(const Loose *)(out + q * look->size + d + v * LANES);
     for (int64_t i = 0; i < count; i++) {
-        Vector own[WIDE];
+        Vector theirs[MIXED_AT_ONCE];
 #pragma GCC unroll 4
-        for (int v = 0; v < wide; v++) own[v] = *(const Loose *)(values[i] + d + v * LANES);
+        for (int q = 0; q < queries; q++) theirs[q] = all(weights[q * look->room + i]);
 #pragma GCC unroll 4
-        for (int q = 0; q < queries; q++) {
-            Vector weight = all(weights[q * look->room + i]);
+        for (int v = 0; v < wide; v++) {
+            Vector own = *(const Loose *)(values[i] + d + v * LANES);
+            READ_ONCE(own);
 #pragma GCC unroll 4
-            for (int v = 0; v < wide; v++) sums[q][v] = fused(weight, own[v], sums[q][v]);
+            for (int q = 0; q < queries; q++) sums[q][v] = fused(theirs[q], own, sums[q][v]);
         }
     }
 #pragma GCC unroll 4

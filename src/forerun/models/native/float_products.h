@@ -21,11 +21,6 @@
 #else
 #define MOST_ROWS 2
 #endif
-#if LANES == 8
-#define READ_ONCE(vector) __asm__("" : "+x"(vector)) /* compilers would read it again for every product */
-#else
-#define READ_ONCE(vector)
-#endif
 
 typedef struct {
     float sums[ROWS_AT_ONCE][PANEL] __attribute__((aligned(64)));

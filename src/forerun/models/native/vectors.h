@@ -25,6 +25,13 @@ typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef int32_t Whole __attribute__((vector_size(4 * LANES)));
 typedef float Loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* wherever it lies */
 
+/* What was read stays in its register: compilers would read it again for every product. */
+#if LANES == 8
+#define READ_ONCE(vector) __asm__("" : "+x"(vector))
+#else
+#define READ_ONCE(vector)
+#endif
+
 /* sums + a b */
 static inline Vector fused(Vector a, Vector b, Vector sums) {
 #if defined(__aarch64__)
@@ -105,13 +112,25 @@ typedef int32_t QuadPlaces __attribute__((vector_size(16)));
 #define ODD 1, 3, 5, 7
 #endif
 
+#if LANES == 8
+/* Neighbours added up, in each half of a and b. */
+static inline Vector pairs(Vector a, Vector b) {
+    return (Vector)_mm256_shuffle_ps((__m256)a, (__m256)b, 0x88) + (Vector)_mm256_shuffle_ps((__m256)a, (__m256)b, 0xdd);
+}
+#endif
+
 /* What each of so many vectors adds up to, neighbours first: one a lane. They are changed. */
 static inline Vector totals_of(Vector v[LANES]) {
+#if LANES == 8 /* the halves of vectors by themselves, which is cheap, and then together */
+    __m256 a = (__m256)pairs(pairs(v[0], v[1]), pairs(v[2], v[3])), b = (__m256)pairs(pairs(v[4], v[5]), pairs(v[6], v[7]));
+    return (Vector)_mm256_permute2f128_ps(a, b, 0x20) + (Vector)_mm256_permute2f128_ps(a, b, 0x31);
+#else
 #pragma GCC unroll 4
     for (int left = LANES / 2; left; left /= 2)
 #pragma GCC unroll 16
         for (int i = 0; i < left; i++) v[i] = PICK(v[2 * i], v[2 * i + 1], EVEN) + PICK(v[2 * i], v[2 * i + 1], ODD);
     return v[0];
+#endif
 }
 
 /* a where the comparison holds, and b elsewhere. */
