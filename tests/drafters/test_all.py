@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.drafters.find import CHEAP_NODES, MANY_NODES, Setup, make_drafter, names
+from forerun.drafters import find
+from forerun.drafters.find import CHEAP_NODES, FEW_NODES, MANY_NODES, Setup, make_drafter, names
 from forerun.models.target import TargetModel
 from tests.drafters.contract import fresh, live, needed
 from tests.drafters.models import setup
@@ -59,22 +60,30 @@ def test_numbers_may_come_as_text() -> None:
 
 
 @pytest.mark.parametrize(("name", "option"), [("suffix", "tokens"), ("combine", "tokens")])
-def test_trees_are_as_large_as_the_device_checks_cheaply(name: str, option: str) -> None:
-    """A target on an accelerator gets larger ones, unless a size is named."""
+def test_trees_are_as_large_as_the_device_checks_cheaply(
+    name: str, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target on an accelerator gets larger ones, one on a CPU whose rows cost smaller ones, unless a size is named."""
 
     class Elsewhere:
-        def __init__(self, target: TargetModel) -> None:
-            self.vocab_size, self.device = target.vocab_size, torch.device("meta")
+        def __init__(self, target: TargetModel, device: str, dtype: torch.dtype) -> None:
+            self.vocab_size, self.device, self.dtype = target.vocab_size, torch.device(device), dtype
 
     here = setup()
-    elsewhere: Any = Elsewhere(here.target)
-    there = replace(here, target=elsewhere)
+
+    def on(device: str, dtype: torch.dtype = torch.float32) -> Setup:
+        elsewhere: Any = Elsewhere(here.target, device, dtype)
+        return replace(here, target=elsewhere)
 
     def size(where: Setup, **options: str) -> int:
         made: Any = make_drafter(name, where, options)
         found: int = getattr(made.options, option)
         return found
 
+    monkeypatch.setattr(find, "rows_are_cheap", lambda: True)
     assert size(here) == CHEAP_NODES
-    assert size(there) == MANY_NODES
-    assert size(there, **{option: "9"}) == 9
+    monkeypatch.setattr(find, "rows_are_cheap", lambda: False)
+    assert size(here) == FEW_NODES
+    assert size(on("cpu", torch.bfloat16)) == CHEAP_NODES
+    assert size(on("meta")) == MANY_NODES
+    assert size(on("meta"), **{option: "9"}) == 9

@@ -9,9 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import torch
+
 import forerun.drafters
 from forerun.drafters.drafter import Drafter
 from forerun.models.heads.files import method_of
+from forerun.models.native.floats import rows_are_cheap
 from forerun.models.target import TargetModel
 
 HELPERS = frozenset(
@@ -67,12 +70,19 @@ class Setup:
 
     @property
     def nodes(self) -> int:
-        """Drafted tokens of a tree whose check costs little more than a single row's: with the root 16 rows on a CPU
-        with matrix units, 64 on an accelerator (docs/log.md)."""
-        return CHEAP_NODES if self.target.device.type == "cpu" else MANY_NODES
+        """Drafted tokens where nothing else is known."""
+        return cheap_nodes(self.target)
 
 
-CHEAP_NODES, MANY_NODES = 15, 63
+FEW_NODES, CHEAP_NODES, MANY_NODES = 5, 15, 63
+
+
+def cheap_nodes(target: TargetModel) -> int:
+    """Those of a tree whose check costs little more than a single row's: with the root 64 rows on an accelerator, 16 on
+    a CPU with matrix units or vectors of 512 bits, 6 on others (docs/log.md)."""
+    if target.device.type != "cpu":
+        return MANY_NODES
+    return CHEAP_NODES if target.dtype != torch.float32 or rows_are_cheap() else FEW_NODES
 
 
 def names() -> list[str]:

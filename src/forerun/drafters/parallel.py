@@ -33,7 +33,7 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import logs_of
 from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
-from forerun.drafters.find import CHEAP_NODES, MANY_NODES, Setup
+from forerun.drafters.find import Setup, cheap_nodes
 from forerun.drafters.none import roots_only
 from forerun.drafters.trained_folder import Calibration, find_head
 from forerun.drafters.tree_spec import MAX_NODES, MAX_WIDTH, TreeSpec
@@ -230,7 +230,7 @@ class Parallel:
         target.add_embeddings(embeddings)
         self.vocabulary, self.context_length = target.vocab_size, target.context_length
         table = falling(accuracies, embeddings.shape[0], min(options.top, target.vocab_size))
-        self.plan = Planner(options, table, CHEAP_NODES if target.device.type == "cpu" else MANY_NODES)
+        self.plan = Planner(options, table, cheap_nodes(target))
         self.branches = self.plan.width > 1
         self.top = max(1, self.plan.width)
         self._guesses: dict[int, list[list[int]]] = {}
