@@ -297,10 +297,8 @@ def trained_cpu(*names: str) -> str:
 def _trained_cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return "| | | "
-    return (
-        f"{row['tokens_per_second']:.0f} | {row['tokens_per_pass']:.2f} | {row['speedup']:.2f}× | "
-        f"{row['identical']}/{row['answers']}"
-    )
+    passes = "" if row["tokens_per_pass"] is None else f"{row['tokens_per_pass']:.2f}"
+    return f"{row['tokens_per_second']:.0f} | {passes} | {row['speedup']:.2f}× | {row['identical']}/{row['answers']}"
 
 
 def trained() -> str:
@@ -374,6 +372,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "prediction": lambda: _of("prediction-cpu", prediction_table.table),
     "quick-bench": quick_bench,
     "row-cost": lambda: row_cost("row-cost-before", "row-cost-cpu"),
+    "row-cost-avx2": lambda: row_cost("row-cost-avx2-before", "row-cost-avx2"),
     "row-cost-floats": lambda: row_cost("row-cost-floats-before", "row-cost-floats"),
     "rules": rules,
     "serve-load": lambda: _of("serve-load", serve_tables.load),
@@ -384,6 +383,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trained": trained,
     "trained-best": lambda: headlines.drafts(footnote),
     "trained-cpu": lambda: trained_cpu("trained-cpu"),
+    "trained-avx2": lambda: trained_cpu("trained-avx2", "trained-avx2-sampled"),
     "trained-floats": lambda: trained_cpu("trained-floats", "trained-floats-sampled"),
     "verification-cpu": lambda: verification("verification-cpu"),
     "verification-cuda": lambda: verification("verification-cuda"),

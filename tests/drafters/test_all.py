@@ -63,7 +63,7 @@ def test_numbers_may_come_as_text() -> None:
 def test_trees_are_as_large_as_the_device_checks_cheaply(
     name: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A target on an accelerator gets larger ones, one on a CPU whose rows cost smaller ones, unless a size is named."""
+    """A target on an accelerator gets larger ones, one whose rows cost a smaller one, unless a size is named."""
 
     class Elsewhere:
         def __init__(self, target: TargetModel, device: str, dtype: torch.dtype) -> None:
