@@ -283,9 +283,9 @@ def test_what_the_second_expects_is_expected_of_both() -> None:
     both = make_drafter("combine", setup(), {})
     assert isinstance(both, Expects)
     assert both.gain(0) == 0 < both.gain(2) < both.gain(15) == both.gain(None) == recycling.gain(15)
-    fewer = make_drafter("combine", setup(), {"tokens": 6})
+    fewer = make_drafter("combine", setup(), {"tokens": 4})
     assert isinstance(fewer, Expects)
-    assert fewer.gain(None) == fewer.gain(6) == recycling.gain(6)
+    assert fewer.gain(None) == fewer.gain(4) == recycling.gain(4)
     for options in ({"second": "ngram"}, {"second_options": "nodes=4"}):
         other = make_drafter("combine", setup(), options)
         assert isinstance(other, Expects)
