@@ -231,18 +231,18 @@ def _frame(
 
 
 def _label(x: float, y: float, name: str, taken: list[tuple[float, float, float]]) -> str:
-    """Beside its point, on the side with room, and not over another label."""
+    """Beside its point, and not over another label: on the right, on the left, or a little higher or lower."""
     wide = 6.2 * len(name)
-    left = x + 10 + wide > WIDTH
-    start = x - 10 - wide if left else x + 10
-    down = y + 4
-    for move in (0, 13, -13, 26, -26, 39, -39):
-        free = all(abs(down + move - other) > 12 or start > end or start + wide < begin for begin, end, other in taken)
-        if free:
-            down += move
-            break
+    starts = [start for start in (x + 10, x - 10 - wide) if LEFT <= start <= WIDTH - wide] or [x - 10 - wide]
+    places = [(start, y + 4 + move) for move in (0, 13, -13, 26, -26, 39, -39) for start in starts]
+    start, down = next((place for place in places if _is_free(*place, wide, taken)), places[0])
     taken.append((start, start + wide, down))
+    left = start < x
     return _text(x - 10 if left else x + 10, down, name, "label", "end" if left else "start")
+
+
+def _is_free(start: float, down: float, wide: float, taken: list[tuple[float, float, float]]) -> bool:
+    return all(abs(down - other) > 12 or start > end or start + wide < begin for begin, end, other in taken)
 
 
 def _dot(x: float, y: float, series: Series, title: str, radius: float = 4.5) -> str:
