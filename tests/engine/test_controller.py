@@ -105,9 +105,8 @@ def test_it_begins_with_what_a_drafter_promises_of_each_size(tmp_path: Path) -> 
     weight = torch.zeros(2, model.target.config.hidden_size)
     known = {"calibration": {"accuracies": [[0.5, 0.2, 0.1], [0.4, 0.2, 0.1]]}}
     write_head(tmp_path / "head", HeadFolder("parallel", {}, {"look_ahead.weight": weight}, known))
-    engine = build_engine(
-        model, "parallel", {"path": str(tmp_path / "head")}, max_batch=1, cache_tokens=256, adaptive=True
-    )
+    options = {"path": str(tmp_path / "head"), "nodes": 15}
+    engine = build_engine(model, "parallel", options, max_batch=1, cache_tokens=256, adaptive=True)
     assert engine.controller is not None
     assert isinstance(engine.drafter, Parallel)
     believed = [each.value for each in engine.controller.shape]
