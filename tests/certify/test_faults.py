@@ -17,7 +17,6 @@ from forerun.certify.subject import ChangeableEngine
 from forerun.core import exact
 from forerun.core.drawing import Drawing, iid_children
 from forerun.core.law import LawSettings
-from forerun.core.noise import Purpose, StepNoise, row_key, uniform
 from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
@@ -84,16 +83,6 @@ def bonus_dropped(patch: pytest.MonkeyPatch) -> None:
         return [each if each.corrected or not each.path else replace(each, tokens=each.tokens[:-1]) for each in found]
 
     patch.setattr(judge_module, "_decide", spoiled)
-
-
-def accept_numbers_of_the_place(patch: pytest.MonkeyPatch) -> None:
-    """Keyed by where a node stands in the text, so that the next step meets the same numbers again."""
-
-    def accept(self: StepNoise, nodes: Tensor, rank: int | Tensor = 0) -> Tensor:
-        key = row_key(self.seeds, self.starts + nodes, Purpose.ACCEPT)
-        return uniform(key, torch.zeros_like(nodes) + rank)
-
-    patch.setattr(StepNoise, "accept", accept)
 
 
 # --- laws
@@ -272,7 +261,6 @@ FAULTS = {
     "a residual transformed again": Case(residual_transformed_again, chain, SAMPLED, "chain_rejection"),
     "corrections drawn from p": Case(correction_from_p, chain, SAMPLED, "chain_rejection"),
     "the wrong temperature": Case(half_a_temperature, chain, SAMPLED, "chain_rejection"),
-    "accept numbers of the place": Case(accept_numbers_of_the_place, chain, SAMPLED, "traversal", 400),
     "the bonus is dropped": Case(bonus_dropped, chain, SAMPLED, "chain_rejection"),
 }
 
