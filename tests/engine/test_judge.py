@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from torch import Tensor
 
 from forerun.core.native import choice
 from forerun.core.params import SamplingParams
+from forerun.core.tree import DraftTree
+from forerun.core.verdict import Verdict
 from forerun.engine.engine import Engine
 from forerun.engine.laws import StepLaws
 from forerun.engine.request import Request
+from forerun.verify.rule import BatchNoise, VerificationRule
 from tests.engine.test_engine import MODEL, by_hand, prompts
-from tests.engine.tiny import RandomTrees, drain
+from tests.engine.tiny import RandomSamples, RandomTrees, drain
 
 pytestmark = pytest.mark.skipif(choice.library() is None, reason="no C compiler here")
 
@@ -60,3 +65,20 @@ def test_a_law_that_sees_the_text_is_made_first(raced: list[int]) -> None:
     found, expected = texts([replace(PLAIN[0], frequency_penalty=0.5), *PLAIN[1:]], 4)
     assert found == expected
     assert max(raced) < 4, "not while that text is there"
+
+
+@pytest.mark.parametrize("rule", ["traversal", "recursive_without_replacement", "recursive_iid", "k_seq", "block"])
+def test_who_asks_for_a_rule_is_judged_by_it(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain that was sampled is i.i.d. and without replacement at once, so each of these rules may judge it."""
+    judged: Counter[str] = Counter()
+    verify = VerificationRule.verify
+
+    def counted(own: VerificationRule, tree: DraftTree, p: Tensor, noise: BatchNoise) -> Verdict:
+        judged[own.name] += int(tree.any_drafts)
+        return verify(own, tree, p, noise)
+
+    monkeypatch.setattr(VerificationRule, "verify", counted)
+    engine = Engine(MODEL, RandomSamples(5, paths=1), slots=1024, max_batch=4)
+    drain(engine, [Request(prompt, each, rule=rule) for prompt, each in zip(PROMPTS, PLAIN, strict=True)])
+    assert judged[rule] > 5
+    assert set(judged) == {rule}

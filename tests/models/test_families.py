@@ -105,6 +105,13 @@ def expected(oracle: Any, tokens: Tensor) -> Tensor:
     return logits
 
 
+def near(found: Tensor, right: Tensor) -> bool:
+    """As far as rounding lets float32 be: sums are added up in another order on every machine, and large numbers in a
+    vector round off for the small ones."""
+    largest = float(right.abs().max())
+    return float((found - right).abs().max()) < 3e-4 + 1e-5 * largest
+
+
 def segment(cache: KVCache, sequence: int, tokens: Tensor, positions: Tensor, ancestors: Tensor | None) -> Segment:
     cache.reserve(sequence, tokens.shape[0])
     context, slots = cache.slots(sequence)
@@ -135,7 +142,7 @@ def test_plain_texts(pair: tuple[Any, Transformer]) -> None:
             found[number].append(own)
         cache.commit({number: range(part.rows) for number, part in parts.items()})
     for text, logits in zip(texts, found, strict=True):
-        assert (torch.cat(logits) - expected(oracle, text)).abs().max() < 1e-4
+        assert near(torch.cat(logits), expected(oracle, text))
 
 
 def test_trees(pair: tuple[Any, Transformer]) -> None:
@@ -166,7 +173,7 @@ def test_trees(pair: tuple[Any, Transformer]) -> None:
             path = tree.ancestors[n, node].nonzero()[:, 0]  # in the order of depth, since parents come first
             whole = torch.cat([texts[n][:-1], tree.tokens[n, path]])
             own = logits[n][parts[n].rows - size + node]
-            assert (own - expected(oracle, whole)[-1]).abs().max() < 1e-4
+            assert near(own, expected(oracle, whole)[-1])
 
 
 def test_hidden_states(pair: tuple[Any, Transformer]) -> None:
@@ -180,7 +187,7 @@ def test_hidden_states(pair: tuple[Any, Transformer]) -> None:
         exact = oracle if model.config.experts else deepcopy(oracle).double()
         states = exact(text[None], output_hidden_states=True).hidden_states
     for layer in (0, 2, 3):
-        assert (features[layer] - states[layer][0]).abs().max() < 1e-4
+        assert near(features[layer], states[layer][0])
 
 
 @pytest.mark.parametrize("name", ["llama 2", "qwen3", "gemma 3"])

@@ -38,6 +38,7 @@ class Plan:
     answer: int = 64
     """Tokens of a text that is compared token for token."""
     seed: int = 0
+    """Plans of different seeds share no noise."""
 
     def __post_init__(self) -> None:
         least = {"contexts": 1, "samples": 20, "length": 4, "answer": 1}
@@ -46,6 +47,11 @@ class Plan:
                 raise ValueError(f"--{name} is {getattr(self, name)}: it must be at least {value}")
         if not self.settings:
             raise ValueError("--temperature names no temperature: give one or more, as in 0,0.7,1")
+
+    @property
+    def first_seed(self) -> int:
+        """Of the texts, within a kind: far from those of any other plan."""
+        return self.seed * 0x9E3779B97F4A7C15 % (1 << 39)
 
     @property
     def sampled(self) -> int:
@@ -208,7 +214,7 @@ class _Work:
 
     def _identity(self, test: str, params: SamplingParams) -> Finding:
         asked = identity.requests(
-            self.prompts, replace(params, max_tokens=self.plan.answer), SEEDED + self.plan.seed, self.subject.rule
+            self.prompts, replace(params, max_tokens=self.plan.answer), SEEDED + self.plan.first_seed, self.subject.rule
         )
         plain = identity.plain_texts(self.subject, asked, self.told)
         compare = (self.subject, self.laws, asked, plain)
@@ -267,7 +273,7 @@ class _Work:
         rule = None if plainly else self.subject.rule_for(params).name
         own = replace(params, max_tokens=self.plan.length)
         count = each or self.plan.samples
-        return sampled.sample(engine, contexts, own, count, arm + self.plan.seed, rule, what, self.told)
+        return sampled.sample(engine, contexts, own, count, arm + self.plan.first_seed, rule, what, self.told)
 
     def _observed(self, contexts: list[list[int]], texts: list[list[Written]], params: SamplingParams) -> Observed:
         return sampled.observe(self.laws, contexts, texts, params, self.plan.seed, self.told)

@@ -18,7 +18,7 @@ from forerun.engine.packing import Packed
 from forerun.engine.request import Job, Kind
 from forerun.models.target import Output
 from forerun.verify import gumbel
-from forerun.verify.rule import ANY_DRAWING, Choose, VerificationRule, all_rules
+from forerun.verify.rule import ANY_DRAWING, Choose, VerificationRule, all_rules, understands
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def judge(tree: DraftTree, output: Output, jobs: list[Job], packed: Packed, laws
     groups: dict[str, list[int]] = {}
     rules: dict[str, VerificationRule] = {}
     for b, job in enumerate(jobs):
-        rule = job.rule if any_drafts and drawing in job.rule.drawings else without_drafts(job.rule)
+        fits = any_drafts and understands(job.rule, drawing, chain=tree.width <= 1)
+        rule = job.rule if fits else without_drafts(job.rule)
         groups.setdefault(rule.name, []).append(b)
         rules[rule.name] = rule
     if len(groups) == 1:

@@ -90,14 +90,19 @@ def all_rules() -> dict[str, VerificationRule]:
     return {module.RULE.name: module.RULE for module in modules}
 
 
+def understands(rule: VerificationRule, drawing: Drawing, *, chain: bool) -> bool:
+    """Whether drafts of that drawing are what `rule` takes them for."""
+    one_draw = chain and drawing.sampled and any(d.sampled for d in rule.drawings)
+    return drawing in rule.drawings or one_draw  # a single draw is i.i.d. and without replacement at once
+
+
 def why_not(rule: VerificationRule, drawing: Drawing, *, chain: bool, greedy: bool) -> str | None:
     """The reason why `rule` must not verify such drafts, or None where it may."""
     if rule.greedy_only and not greedy:
         return f"{rule.name} follows the most likely token, which is the target's law at temperature 0 only"
     if rule.chain_only and not chain:
         return f"{rule.name} verifies chains, and these drafts branch"
-    one_draw = chain and drawing.sampled and any(d.sampled for d in rule.drawings)
-    if drawing not in rule.drawings and not one_draw:  # a single draw is i.i.d. and without replacement at once
+    if not understands(rule, drawing, chain=chain):
         fit = ", ".join(sorted(d.value for d in rule.drawings))
         return f"{rule.name} keeps the target's law for drafts drawn {fit}, and these are drawn {drawing.value}"
     return None
