@@ -96,10 +96,10 @@ def test_a_matrix_comes_back_in_its_own_order(order: Order, dtype: torch.dtype) 
     for _ in range(3):
         matrix = torch.randn(96, 128, generator=generator)
         matrix = matrix.bfloat16() if order == TILES else matrix
-        address, scales = shelf.put(matrix)
-        assert address % 64 == 0
-        assert (scales is not None) == (dtype == torch.int8)
-    assert error(shelf.last(96, 128), matrix.float()) < (0.01 if dtype == torch.int8 else 1e-9)
+        place = shelf.put(matrix)
+        assert place.address % 64 == 0
+        assert (place.scales is not None) == (dtype == torch.int8)
+    assert error(shelf.last(), matrix.float()) < (0.01 if dtype == torch.int8 else 1e-9)
 
 
 # --- right ---------------------------------------------------------------------------------------------------

@@ -37,4 +37,4 @@ def supports(config: ModelConfig) -> bool:
 def arithmetic() -> Arithmetic:
     found = library()
     assert found is not None
-    return Arithmetic(found, torch.bfloat16, TILES, byte_time=0.5)
+    return Arithmetic(found, torch.bfloat16, TILES, folds=None, byte_time=0.5)

@@ -7,6 +7,7 @@
 #pragma once
 #include <math.h>
 
+#include "folded.h"
 #include "stream.h"
 #include "vectors.h"
 
@@ -123,23 +124,28 @@ static AddUp *const in_floats[] = BY_ROWS(floats), *const in_bytes[] = BY_ROWS(b
  * by all blocks in turn: memory should not wait while they compute. */
 static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, int64_t rows, Sums *out, Stream *s) {
     const char *weights = (const char *)matrix.weights + bytes_of(matrix, panel * PANEL * t->in);
+    float unfolded[INPUTS * PANEL] __attribute__((aligned(64)));
     int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
     if (blocks == 1 && rows > 4) blocks = 2; /* one computes while what the other has fetched is near */
     memset(out, 0, sizeof(float) * PANEL * (size_t)rows);
     for (int64_t input = 0; input < t->in; input += INPUTS) {
         int64_t inputs = t->in - input < INPUTS ? t->in - input : INPUTS;
+        const char *here = weights + bytes_of(matrix, input * PANEL);
+        if (matrix.form) {
+            unfold(matrix.form, here, inputs, unfolded, row ? NULL : claim(s, bytes_of(matrix, PANEL * inputs)));
+            here = (const char *)unfolded;
+        }
         for (int64_t block = 0; block < blocks; block++) {
             int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
             const float *x = t->x + (row + first) * t->in + input;
             Piece piece = {x, t->in, count, inputs, (const char *)x, 0};
-            if (row == 0) {
+            if (row == 0 && !matrix.form) {
                 int64_t bytes = bytes_of(matrix, PANEL * inputs);
                 int64_t part = bytes * (block + 1) / blocks - bytes * block / blocks;
                 const char *ahead = claim(s, part);
                 if (ahead) piece.ahead = ahead, piece.step = (part + inputs - 1) / inputs;
             }
-            (matrix.scales ? in_bytes : in_floats)[count](&piece, weights + bytes_of(matrix, input * PANEL),
-                                                          out->sums + first);
+            (matrix.scales ? in_bytes : in_floats)[count](&piece, here, out->sums + first);
         }
     }
     if (!matrix.scales) return;

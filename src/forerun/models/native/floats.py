@@ -37,4 +37,4 @@ def supports(config: ModelConfig) -> bool:
 def arithmetic() -> Arithmetic:
     found = library()
     assert found is not None
-    return Arithmetic(found, torch.float32, PANELS, byte_time=0.6)
+    return Arithmetic(found, torch.float32, PANELS, folds=found, byte_time=0.6)

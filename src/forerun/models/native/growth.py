@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forerun.core.native import choice
 from forerun.models.native import in_c
-from forerun.models.native.shelf import Shelf
+from forerun.models.native.shelf import Place, Shelf
 from forerun.models.storage import Storage
 
 WIDEST = 64  # `MOST_WIDTH`
@@ -22,7 +22,7 @@ LONGEST = 64
 
 Growth = in_c.structure(
     "Growth",
-    "joined, *embedding, *fc, *fc_scales, *token_norm, *state_norm, "
+    "joined, *embedding, *fc, *fc_scales, fc_form, *token_norm, *state_norm, "
     "width, *ids, raced, ~temperature, ~tau, *noise, *scratch, *shares, *places, "  # `Choice`
     "depth, size, length, unread, *text, *brought, *slots, *cosine, *sine, *keys, ~least, *states, *joint, *paths, "
     "*tokens, *parents, *numbers, *values, *kept_tokens, *kept_parents, *kept_values",
@@ -111,8 +111,7 @@ class TreeInC:
         self.growth = Growth(
             joined=int(entry.fc is not None),
             embedding=keep("embedding", entry.embedding).data_ptr(),
-            fc=None if entry.fc is None else self._tiled(entry.fc),
-            fc_scales=None,
+            **({} if entry.fc is None else in_c.fields_of("fc", self._placed(entry.fc))),
             token_norm=None if entry.token_norm is None else keep("token_norm", entry.token_norm.float()).data_ptr(),
             state_norm=None if entry.state_norm is None else keep("state_norm", entry.state_norm.float()).data_ptr(),
             width=width,
@@ -192,7 +191,7 @@ class TreeInC:
         cosine, sine = self.head.turned(positions)
         return cosine[0], sine[0]
 
-    def _tiled(self, matrix: Tensor) -> int:
+    def _placed(self, matrix: Tensor) -> Place:
         arithmetic = self.head.arithmetic
-        self.shelf = Shelf(matrix.numel(), arithmetic.order, arithmetic.dtype)
-        return self.shelf.put(matrix)[0]
+        self.shelf = Shelf(matrix.numel(), arithmetic.order, arithmetic.dtype, arithmetic.folds)
+        return self.shelf.put(matrix)

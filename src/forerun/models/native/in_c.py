@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forerun.models.config import ModelConfig, Rope
 from forerun.models.native.reading import Reading
-from forerun.models.native.shelf import Order, Shelf
+from forerun.models.native.shelf import Order, Place, Shelf
 from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
 from forerun.models.target import Output
@@ -41,14 +41,20 @@ def structure(name: str, fields: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": typed})
 
 
+def fields_of(name: str, place: Place) -> dict[str, int | None]:
+    """Of a `Matrix` in a structure."""
+    return {name: place.address, f"{name}_scales": place.scales, f"{name}_form": int(place.form)}
+
+
 Layer = structure(
     "Layer",
-    "*qkv, *qkv_scales, *out, *out_scales, *gate_up, *gate_up_scales, *down, *down_scales, "
+    "*qkv, *qkv_scales, qkv_form, *out, *out_scales, out_form, "
+    "*gate_up, *gate_up_scales, gate_up_form, *down, *down_scales, down_form, "
     "*input_norm, *inner_norm, *q_norm, *k_norm, *beside_norm, *qkv_bias, *out_bias, rope",
 )
 Model = structure(
     "Model",
-    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, *head_scales, ~eps, ~scale",
+    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, *head_scales, head_form, ~eps, ~scale",
 )
 Pass = structure(
     "Pass",
@@ -66,6 +72,8 @@ class Arithmetic:
     dtype: torch.dtype
     """Of rows, and of weights that are not in bytes."""
     order: Order
+    folds: ctypes.CDLL | None
+    """What folds matrices."""
     byte_time: float
     """How long a weight in bytes takes, with a few rows, where one that is not in bytes takes 1 with one row."""
 
@@ -127,21 +135,23 @@ class PassInC:
         inputs = (config.hidden_size, config.intermediate_size)
         order = arithmetic.order
         self.in_bytes = in_bytes and all(size % order.inputs_in_bytes == 0 for size in inputs)
-        self.shelf = shelf = Shelf(weights_read(config), order, torch.int8 if self.in_bytes else arithmetic.dtype)
+        self.shelf = shelf = Shelf(
+            weights_read(config), order, torch.int8 if self.in_bytes else arithmetic.dtype, arithmetic.folds
+        )
         self.kept: list[object] = [shelf]  # what C points to
         layers = (Layer * len(config.layers))()
         for index, layer in enumerate(weights):
             own = layers[index]
-            own.qkv, own.qkv_scales = shelf.put(layer.qkv)
-            own.out, own.out_scales = shelf.put(layer.out)
-            own.gate_up, own.gate_up_scales = shelf.put(interleave(layer.gate, layer.up, order.gate))
-            own.down, own.down_scales = shelf.put(layer.down)
+            gate_up = interleave(layer.gate, layer.up, order.gate)
+            named = (("qkv", layer.qkv), ("out", layer.out), ("gate_up", gate_up), ("down", layer.down))
+            for name, matrix in named:
+                for field, value in fields_of(name, shelf.put(matrix)).items():
+                    setattr(own, field, value)
             for name, vector in layer.vectors.items():
                 setattr(own, name, None if vector is None else self._keep(vector.float()))
             rope = config.layers[index].rope
             own.rope = -1 if rope is None else self.ropes.index(rope)
         self.kept.append(layers)
-        last, last_scales = shelf.put(head)
         self.model = Model(
             layers=len(config.layers),
             hidden=config.hidden_size,
@@ -152,15 +162,14 @@ class PassInC:
             vocabulary=config.vocab_size,
             layer=ctypes.addressof(layers),
             norm=None if norm is None else self._keep(norm.float()),
-            head=last,
-            head_scales=last_scales,
             eps=config.norm_eps,
             scale=config.attention_scale or config.head_dim**-0.5,
+            **fields_of("head", shelf.put(head)),
         )
 
     def head_matrix(self) -> Tensor:
         """[V, H], copied back."""
-        return self.shelf.last(self.config.vocab_size, self.config.hidden_size).to(self.arithmetic.dtype)
+        return self.shelf.last().to(self.arithmetic.dtype)
 
     def run(
         self,

@@ -23,7 +23,7 @@ class Join:
         self.call.restype = None
         self.outputs, self.inputs, self.parts = matrix.shape[0], matrix.shape[1] // parts, parts
         self.shelf = Shelf(matrix.numel(), TILES, torch.bfloat16)
-        self.matrix, _ = self.shelf.put(matrix.bfloat16())
+        self.matrix = self.shelf.put(matrix.bfloat16()).address
 
     def __call__(self, parts: list[Tensor]) -> Tensor:
         """[R, in] each → [R, out]"""

@@ -3,9 +3,21 @@
 #pragma once
 #include <stdint.h>
 
+/* How a matrix of float32 is kept: see `folded.h`. */
+enum { UNFOLDED, HALVES, NIBBLES, EIGHTHS };
+
+#define SIDE 32 /* of a group of numbers that are kept together, so many outputs and inputs */
+#define NUMBERS (SIDE * SIDE)
+
+static inline int64_t folded_bytes(int64_t form, int64_t numbers) {
+    static const int64_t group[] = {4 * NUMBERS, 2 * NUMBERS, 8 * SIDE + NUMBERS / 2, 4 * SIDE + NUMBERS};
+    return numbers / NUMBERS * group[form];
+}
+
 typedef struct {
     const void *weights;
     const float *scales; /* of its outputs where it is in bytes, else NULL; all of a model's are of one kind */
+    int64_t form;        /* of one in float32 */
 } Matrix;
 
 typedef struct {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -52,33 +54,84 @@ TILES = Order(tiled=True, gate=16, inputs_in_bytes=64)
 PANELS = Order(tiled=False, gate=32, inputs_in_bytes=32)
 
 
+class Form(IntEnum):
+    """How a matrix of float32 is kept: in fewer bytes where its numbers allow it, see `folded.h`."""
+
+    UNFOLDED = 0
+    HALVES = 1
+    NIBBLES = 2
+    EIGHTHS = 3
+
+
+GROUP_BYTES = {Form.UNFOLDED: 4096, Form.HALVES: 2048, Form.NIBBLES: 768, Form.EIGHTHS: 1152}
+"""For 1,024 numbers."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a matrix lies, [outputs, inputs]."""
+
+    address: int
+    outputs: int
+    inputs: int
+    scales: int | None = None
+    """Where those of its outputs are, if it is in bytes."""
+    form: Form = Form.UNFOLDED
+
+
 class Shelf:
     """Matrices in one stretch of memory, in large pages where the system has them."""
 
-    def __init__(self, weights: int, order: Order, dtype: torch.dtype) -> None:
-        """Room for so many weights: in bytes, or in float32 or bfloat16."""
+    def __init__(self, weights: int, order: Order, dtype: torch.dtype, library: ctypes.CDLL | None = None) -> None:
+        """Room for so many weights: in bytes, or in float32 or bfloat16. With a `library` that folds, what is in float32
+        takes as few bytes as its numbers allow."""
         self.order, self.dtype = order, dtype
-        self.area = torch.frombuffer(_stretch(dtype.itemsize * weights + LARGE_PAGE), dtype=dtype)
-        self.used = (-self.area.data_ptr() % LARGE_PAGE) // dtype.itemsize
+        self.library = library if dtype == torch.float32 else None
+        self.area = torch.frombuffer(_stretch(dtype.itemsize * weights + LARGE_PAGE), dtype=torch.uint8)
+        self.used = -self.area.data_ptr() % LARGE_PAGE
         self.scales: list[Tensor] = []
+        self.places: list[Place] = []
 
-    def put(self, matrix: Tensor) -> tuple[int, int | None]:
-        """matrix [out, in]; where it is, and where the scales of its outputs are, if it is in bytes."""
-        where = None
-        if self.dtype == torch.int8:
-            matrix, scales = rounded(matrix)
-            self.scales.append(scales)
-            where = scales.data_ptr()
-        place = self.area[self.used : self.used + matrix.numel()]
-        self.used += matrix.numel()
-        arranged = self.order.arranged(matrix.contiguous())
-        place.view(arranged.shape).copy_(arranged)
-        return place.data_ptr(), where
+    def put(self, matrix: Tensor) -> Place:
+        """matrix [out, in]"""
+        matrix, (outputs, inputs) = matrix.contiguous(), matrix.shape
+        where, form, address = None, Form.UNFOLDED, self.area.data_ptr() + self.used
+        if self.library is not None:
+            form = Form(self._fold(self.library, matrix, address))
+            size = matrix.numel() // 1024 * GROUP_BYTES[form]
+        else:
+            if self.dtype == torch.int8:
+                matrix, scales = rounded(matrix)
+                self.scales.append(scales)
+                where = scales.data_ptr()
+            arranged = self.order.arranged(matrix)
+            size = self.dtype.itemsize * matrix.numel()
+            self.area[self.used : self.used + size].view(self.dtype).view(arranged.shape).copy_(arranged)
+        self.used += size
+        self.places.append(Place(address, outputs, inputs, where, form))
+        return self.places[-1]
 
-    def last(self, outputs: int, inputs: int) -> Tensor:
-        """The matrix [outputs, inputs] that was put here last, in its own order, as it was rounded."""
-        matrix = self.order.restored(self.area[self.used - outputs * inputs : self.used], outputs, inputs)
+    def last(self) -> Tensor:
+        """The matrix [out, in] that was put here last, in its own order, as it was rounded."""
+        place = self.places[-1]
+        if self.library is not None:
+            matrix = torch.empty(place.outputs, place.inputs)
+            pointers = ctypes.c_void_p(place.address), ctypes.c_void_p(matrix.data_ptr())
+            sizes = (ctypes.c_int64(size) for size in (place.form, place.outputs, place.inputs))
+            self.library.forerun_unfold(*sizes, *pointers)
+            return matrix
+        size = self.dtype.itemsize * place.outputs * place.inputs
+        kept = self.area[self.used - size : self.used].view(self.dtype)
+        matrix = self.order.restored(kept, place.outputs, place.inputs)
         return matrix * self.scales[-1][:, None] if self.scales else matrix
+
+    @staticmethod
+    def _fold(library: ctypes.CDLL, matrix: Tensor, address: int) -> int:
+        library.forerun_fold.restype = ctypes.c_int64
+        pointers = ctypes.c_void_p(matrix.data_ptr()), ctypes.c_void_p(address)
+        sizes = (ctypes.c_int64(size) for size in (*matrix.shape, torch.get_num_threads()))
+        found: int = library.forerun_fold(*pointers, *sizes)
+        return found
 
 
 def _stretch(size: int) -> mmap.mmap:

@@ -37,6 +37,7 @@ typedef struct {
 static inline int64_t share_of(int64_t parts, int thread, int threads) { return parts * thread / threads; }
 
 static inline int64_t bytes_of(Matrix matrix, int64_t numbers) {
+    if (matrix.form) return folded_bytes(matrix.form, numbers);
     return matrix.scales ? numbers : (int64_t)sizeof(number) * numbers;
 }
 

@@ -1,0 +1,159 @@
+"""Matrices in float32 that are kept in fewer bytes: the same numbers, and a pass gives the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from forerun.models.native import floats
+from forerun.models.native.shelf import GROUP_BYTES, PANELS, Form, Shelf
+from forerun.models.transformer import Transformer
+from tests.models.rows import CONFIGS, VOCABULARY, Seen, chain, garbage, read, threads, tiny
+
+pytestmark = pytest.mark.skipif(floats.library() is None, reason="no such processor, or no compiler")
+
+Made = Callable[[Tensor], Tensor]
+
+
+def as_in_a_file(kind: str) -> Made:
+    def made(matrix: Tensor) -> Tensor:
+        code = GGMLQuantizationType[kind]
+        return torch.from_numpy(np.array(dequantize(quantize(matrix.numpy(), code), code), np.float32))
+
+    return made
+
+
+def bfloat16(matrix: Tensor) -> Tensor:
+    return matrix.bfloat16().float()
+
+
+def the_same(matrix: Tensor) -> Tensor:
+    return matrix
+
+
+MADE: dict[str, tuple[Made, Form]] = {
+    "Q4_1": (as_in_a_file("Q4_1"), Form.NIBBLES),
+    "Q4_0": (as_in_a_file("Q4_0"), Form.NIBBLES),
+    "Q8_0": (as_in_a_file("Q8_0"), Form.EIGHTHS),
+    "bfloat16": (bfloat16, Form.HALVES),
+    "float32": (the_same, Form.UNFOLDED),
+}
+
+
+def drawn(outputs: int, inputs: int, seed: int = 0) -> Tensor:
+    return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed))
+
+
+def folded(matrix: Tensor) -> tuple[Form, Tensor]:
+    shelf = Shelf(matrix.numel(), PANELS, torch.float32, floats.library())
+    place = shelf.put(matrix)
+    return place.form, shelf.last()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1e-4, 0.05, 1.0, 300.0])
+@pytest.mark.parametrize("kind", MADE)
+def test_a_matrix_is_folded_as_it_was_made(kind: str, size: float) -> None:
+    """Where scales are small, those of a file have few bits."""
+    made, form = MADE[kind]
+    matrix = made(size * drawn(96, 160))
+    found, again = folded(matrix)
+    assert torch.equal(again, matrix)
+    assert found == form or (found == Form.NIBBLES and not matrix.any())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MADE if kind != "float32"])
+def test_one_other_number_is_enough(kind: str) -> None:
+    made, form = MADE[kind]
+    matrix = made(drawn(64, 96))
+    near = torch.tensor(np.nextafter(matrix[40, 70].numpy(), np.float32(9)))
+    matrix[40, 70] = near
+    found, again = folded(matrix)
+    assert found != form
+    assert torch.equal(again, matrix)
+    assert again[40, 70] == near
+
+
+def test_numbers_that_are_none() -> None:
+    for number in (float("inf"), -float("inf"), float("nan")):
+        for made, _ in MADE.values():
+            matrix = made(drawn(32, 64))
+            matrix[3, 33] = number
+            found, again = folded(matrix)
+            assert found in (Form.HALVES, Form.UNFOLDED)
+            assert torch.equal(again.view(torch.int32), matrix.view(torch.int32))
+
+
+def test_groups_of_one_number() -> None:
+    for number in (0.0, -0.0, 1.0, 3.14159274, -1e-42, 3e38):
+        found, again = folded(torch.full((32, 32), number))
+        assert found == Form.NIBBLES
+        assert bool((again == number).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([*MADE]),
+    st.integers(-140, 125),
+    st.integers(0, 2**31),
+    st.booleans(),
+)
+def test_whatever_is_put_there_comes_back(
+    panels: int, groups: int, kind: str, power: int, seed: int, sparse: bool
+) -> None:
+    most = 12 if kind.startswith("Q") else power  # scales of a file are in float16
+    matrix = MADE[kind][0](torch.ldexp(drawn(32 * panels, 32 * groups, seed), torch.tensor(min(power, most))))
+    if sparse:
+        matrix *= drawn(*matrix.shape, seed=seed + 1) > 0.5
+    shelf = Shelf(2 * matrix.numel(), PANELS, torch.float32, floats.library())
+    first = shelf.put(matrix)
+    again = shelf.last()
+    second = shelf.put(drawn(*matrix.shape))
+    assert second.address - first.address == matrix.numel() // 1024 * GROUP_BYTES[first.form]
+    assert torch.equal(torch.nan_to_num(again), torch.nan_to_num(matrix))
+
+
+def model(kind: str, name: str, *, folds: bool, monkeypatch: pytest.MonkeyPatch) -> Transformer:
+    made = tiny(CONFIGS[name], dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    for part in made.modules():
+        if isinstance(part, nn.Linear):
+            own = 0.1 * torch.randn(part.weight.shape, generator=generator)
+            part.weight.data = MADE[kind][0](own)
+    if not folds:
+        whole = floats.arithmetic()
+        monkeypatch.setattr(floats, "arithmetic", lambda: replace(whole, folds=None))
+    made.prepare()
+    monkeypatch.undo()
+    assert made.in_c is not None
+    forms = {place.form for place in made.in_c.shelf.places}
+    assert forms == ({MADE[kind][1]} if folds else {Form.UNFOLDED})
+    return made
+
+
+def whole(model: Transformer, rows: int) -> Seen:
+    tokens = torch.randint(VOCABULARY, (rows,), generator=torch.Generator().manual_seed(rows))
+    slots = torch.arange(rows)
+    return read(model, garbage(model), [chain(tokens, slots[:0], slots)])[0]
+
+
+@pytest.mark.parametrize("name", ["one head each", "three share, biases"])
+@pytest.mark.parametrize("kind", MADE)
+def test_a_pass_gives_the_same_bits(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (model(kind, name, folds=folds, monkeypatch=monkeypatch) for folds in (True, False))
+    for rows in (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 33, 48, 49, 100):
+        for count in (1, 2):
+            with threads(count):
+                found, right = (whole(each, rows) for each in (one, other))
+            assert found.same(right), rows
+    assert torch.equal(one.head_rows(), other.head_rows())
