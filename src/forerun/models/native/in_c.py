@@ -54,7 +54,8 @@ Layer = structure(
 )
 Model = structure(
     "Model",
-    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, *head, *head_scales, head_form, ~eps, ~scale",
+    "layers, hidden, heads, kv_heads, head_dim, inner, vocabulary, *layer, *norm, "
+    "*head, *head_scales, head_form, ~eps, ~scale",
 )
 Pass = structure(
     "Pass",

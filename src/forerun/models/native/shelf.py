@@ -83,8 +83,8 @@ class Shelf:
     """Matrices in one stretch of memory, in large pages where the system has them."""
 
     def __init__(self, weights: int, order: Order, dtype: torch.dtype, library: ctypes.CDLL | None = None) -> None:
-        """Room for so many weights: in bytes, or in float32 or bfloat16. With a `library` that folds, what is in float32
-        takes as few bytes as its numbers allow."""
+        """Room for so many weights: in bytes, or in float32 or bfloat16. With a `library` that folds, those in float32
+        take as few bytes as their numbers allow."""
         self.order, self.dtype = order, dtype
         self.library = library if dtype == torch.float32 else None
         self.area = torch.frombuffer(_stretch(dtype.itemsize * weights + LARGE_PAGE), dtype=torch.uint8)
