@@ -17,7 +17,6 @@ from forerun.drafters.host_growth import dynamic_depth
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.feature_head import FeatureHead
 from forerun.models.native.growth import LONGEST, WIDEST, Race, Text, TreeInC
-from forerun.models.native.in_c import weights_read
 from forerun.models.storage import Storage
 
 TOKENS = 3.0
@@ -30,9 +29,7 @@ def least_chance(head: FeatureHead) -> float:
     """How likely a text must be to get to a level for the level to be worth its pass. It may bring one more token. It
     takes as long as going by its weights, a step about as long as going by the target's, and that one brings a few."""
     assert head.in_c is not None
-    each = head.in_c.arithmetic.byte_time if head.in_c.in_bytes else 1.0
-    share = each * weights_read(head.config) / weights_read(head.target_config)
-    return min(HIGHEST_LEAST, TOKENS * share)
+    return min(HIGHEST_LEAST, TOKENS * head.in_c.weights_time / head.target_time)
 
 
 class GrowthInC:

@@ -25,6 +25,7 @@ from forerun.models.config import Layer, ModelConfig
 from forerun.models.heads.files import HeadFolder
 from forerun.models.heads.vocabulary import from_offsets, to_offsets
 from forerun.models.native.growth import Entry
+from forerun.models.native.in_c import weights_read
 from forerun.models.native.join import Join
 from forerun.models.native.rows import linear
 from forerun.models.norm import RMSNorm
@@ -127,8 +128,10 @@ class FeatureHead(Transformer):
             self.joined = Join(self.fc.weight.data, len(self.taps))
 
     @property
-    def target_config(self) -> ModelConfig:
-        return self._target[0].config
+    def target_time(self) -> float:
+        """That of its weights: see `PassInC.weights_time`."""
+        target = self._target[0]
+        return weights_read(target.config) if target.in_c is None else target.in_c.weights_time
 
     def fuse(self, states: Mapping[int, Tensor]) -> Tensor:
         """What rows bring, from the target's hidden states [..., H] behind the tapped layers."""

@@ -77,7 +77,7 @@ static void close_pass(void) { _tile_release(); }
 void forerun_join(const bf16 *const *parts, int64_t count, int64_t rows, int64_t inputs, const bf16 *matrix,
                   int64_t outputs, bf16 *tiles, bf16 *out, int64_t all_threads) {
     int64_t width = count * inputs;
-    Matrix plain = {matrix, NULL};
+    Matrix plain = {matrix, NULL, UNFOLDED};
 #pragma omp parallel num_threads((int)all_threads)
     {
         Stream stream = {.thread = omp_get_thread_num(), .threads = omp_get_num_threads()};

@@ -22,6 +22,7 @@
 #else
 #define MOST_ROWS 2
 #endif
+#define FEW (MOST_ROWS < 3 ? MOST_ROWS : 3) /* rows, for which a folded panel is not unfolded first */
 
 typedef struct {
     float sums[ROWS_AT_ONCE][PANEL] __attribute__((aligned(64)));
@@ -120,6 +121,62 @@ FIXED(12)
 #endif
 static AddUp *const in_floats[] = BY_ROWS(floats), *const in_bytes[] = BY_ROWS(bytes);
 
+/* The same for a folded panel, whose numbers are used as they are unfolded. */
+static inline __attribute__((always_inline)) void add_up_folded(const Piece *piece, const char *group, float (*sums)[PANEL],
+                                                                const int rows, const int form) {
+    const float *x[FEW];
+    Vector own[FEW][VECTORS];
+    const char *ahead = piece->ahead;
+    const int64_t bytes = folded_bytes(form, NUMBERS), step = piece->step * inputs_in(form);
+#pragma GCC unroll 3
+    for (int r = 0; r < rows; r++) {
+        x[r] = piece->x + r * piece->stride;
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) own[r][v] = all(0);
+    }
+    for (int64_t start = 0; start < piece->inputs; start += SIDE, group += bytes) {
+        Steps steps[VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) steps[v] = steps_at(form, group, v * LANES);
+        for (int64_t k = 0; k < SIDE; k += inputs_in(form)) {
+            for (int64_t line = 0; line < step; line += LINE) __builtin_prefetch(ahead + line, 0, 2);
+            ahead += step;
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; v++) {
+                Whole words = words_of(form, group, k, v * LANES);
+#pragma GCC unroll 8
+                for (int i = 0; i < inputs_in(form); i++) {
+                    Vector weights = number_in(form, words, i, steps[v]);
+#pragma GCC unroll 3
+                    for (int r = 0; r < rows; r++) own[r][v] = fused(all(x[r][start + k + i]), weights, own[r][v]);
+                }
+            }
+        }
+    }
+#pragma GCC unroll 3
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; v++) *(Vector *)(sums[r] + v * LANES) += own[r][v];
+}
+
+#define FOLDED(kind, form)                                                                                         \
+    static void kind##_1(const Piece *p, const void *panel, float (*sums)[PANEL]) { add_up_folded(p, panel, sums, 1, form); } \
+    static void kind##_2(const Piece *p, const void *panel, float (*sums)[PANEL]) { add_up_folded(p, panel, sums, 2, form); }
+FOLDED(halves, HALVES)
+FOLDED(nibbles, NIBBLES)
+FOLDED(eighths, EIGHTHS)
+#if MOST_ROWS > 2
+#define THIRD(kind, form) \
+    static void kind##_3(const Piece *p, const void *panel, float (*sums)[PANEL]) { add_up_folded(p, panel, sums, 3, form); }
+THIRD(halves, HALVES)
+THIRD(nibbles, NIBBLES)
+THIRD(eighths, EIGHTHS)
+#define BY_FEW(kind) (AddUp *const[]){0, kind##_1, kind##_2, kind##_3}
+#else
+#define BY_FEW(kind) (AddUp *const[]){0, kind##_1, kind##_2}
+#endif
+static AddUp *const *const in_form[] = {in_floats, BY_FEW(halves), BY_FEW(nibbles), BY_FEW(eighths)};
+
 /* What a panel makes of some rows. Of what the thread will read later as much is fetched as is read here the first time,
  * by all blocks in turn: memory should not wait while they compute. */
 static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, int64_t rows, Sums *out, Stream *s) {
@@ -131,21 +188,22 @@ static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, i
     for (int64_t input = 0; input < t->in; input += INPUTS) {
         int64_t inputs = t->in - input < INPUTS ? t->in - input : INPUTS;
         const char *here = weights + bytes_of(matrix, input * PANEL);
-        if (matrix.form) {
-            unfold(matrix.form, here, inputs, unfolded, row ? NULL : claim(s, bytes_of(matrix, PANEL * inputs)));
+        AddUp *const *add = matrix.scales ? in_bytes : rows > FEW ? in_floats : in_form[matrix.form];
+        if (matrix.form && rows > FEW) {
+            unfold(matrix.form, here, inputs, unfolded);
             here = (const char *)unfolded;
         }
         for (int64_t block = 0; block < blocks; block++) {
             int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
             const float *x = t->x + (row + first) * t->in + input;
             Piece piece = {x, t->in, count, inputs, (const char *)x, 0};
-            if (row == 0 && !matrix.form) {
+            if (row == 0) {
                 int64_t bytes = bytes_of(matrix, PANEL * inputs);
                 int64_t part = bytes * (block + 1) / blocks - bytes * block / blocks;
                 const char *ahead = claim(s, part);
                 if (ahead) piece.ahead = ahead, piece.step = (part + inputs - 1) / inputs;
             }
-            (matrix.scales ? in_bytes : in_floats)[count](&piece, here, out->sums + first);
+            add[count](&piece, here, out->sums + first);
         }
     }
     if (!matrix.scales) return;

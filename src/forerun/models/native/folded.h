@@ -1,13 +1,14 @@
 /* Matrices of float32 in fewer bytes, where their numbers allow it: many were made from fewer. Unfolded they are the same
  * numbers, and only zeros lose their sign, so nothing that is computed with them changes.
  *
- * They lie in groups of 32 outputs and 32 inputs, panels of 32 outputs one after the other:
+ * They lie in groups of 32 outputs and 32 inputs, panels of 32 outputs one after the other. A group has words of 32 bits,
+ * one for each output and some inputs, the first of these in the lowest bits:
  *
- *   HALVES   bfloat16                               [32 inputs][32 outputs] of 16 bits
- *   NIBBLES  least + scale q, q from 0 to 15        scales [32], least numbers [32], [16][32] of q of inputs k and k + 16
- *   EIGHTHS  scale q, q from -127 to 127            scales [32], [32][32]
+ *   HALVES   bfloat16                               [16][32] words of 2
+ *   NIBBLES  least + scale q, q from 0 to 15        scales [32], least numbers [32], [4][32] words of 8
+ *   EIGHTHS  scale q, q from -127 to 127            scales [32], [8][32] words of 4
  *
- * with a scale, and a least number, for each output of a group.
+ * with a scale, and a least number, for each output.
  */
 #pragma once
 #include <math.h>
@@ -17,45 +18,53 @@
 #include "model.h"
 #include "vectors.h"
 
-typedef uint8_t Octets __attribute__((vector_size(LANES)));
-typedef int8_t Signed __attribute__((vector_size(LANES)));
-typedef uint16_t Sixteens __attribute__((vector_size(2 * LANES)));
+typedef Whole LooseWhole __attribute__((aligned(4), may_alias));
 
-#define READ(type, place) ({ type found; memcpy(&found, place, sizeof(type)); found; })
-#define WIDENED(numbers) __builtin_convertvector(numbers, Whole)
-#define AS_FLOATS(whole) __builtin_convertvector(whole, Vector)
+/* Where the words of a group begin, and how many inputs share one. */
+static inline int64_t words_at(int64_t form) { return form == NIBBLES ? 8 * SIDE : form == EIGHTHS ? 4 * SIDE : 0; }
+static inline int inputs_in(int64_t form) { return form == NIBBLES ? 8 : form == EIGHTHS ? 4 : 2; }
+
+/* What some outputs need besides words. */
+typedef struct {
+    Vector scale, least;
+} Steps;
+
+static inline Steps steps_at(const int form, const char *group, int64_t output) {
+    const float *scales = (const float *)group + output;
+    Steps found = {{0}, {0}};
+    if (form != HALVES) found.scale = *(const Loose *)scales;
+    if (form == NIBBLES) found.least = *(const Loose *)(scales + SIDE);
+    return found;
+}
+
+static inline Whole words_of(const int form, const char *group, int64_t input, int64_t output) {
+    return *(const LooseWhole *)(group + words_at(form) + 4 * (SIDE * (input / inputs_in(form)) + output));
+}
+
+/* The numbers of the i-th input that shares these words. */
+static inline Vector number_in(const int form, Whole words, int i, Steps steps) {
+    if (form == HALVES) return (Vector)(i ? words & ~0xffff : words << 16);
+    if (form == NIBBLES) return fused(steps.scale, __builtin_convertvector(words >> 4 * i & 15, Vector), steps.least);
+    return steps.scale * __builtin_convertvector(words << (24 - 8 * i) >> 24, Vector);
+}
 
 /* One group, to [32 inputs][32 outputs]. */
-static inline void unfold_group(int64_t form, const char *group, float *out) {
-    const float *scales = (const float *)group, *least = scales + SIDE;
+static inline __attribute__((always_inline)) void unfold_group(const int form, const char *group, float *out) {
     for (int64_t o = 0; o < SIDE; o += LANES) {
-        if (form == HALVES) {
-            for (int64_t k = 0; k < SIDE; k++)
-                *(Vector *)(out + SIDE * k + o) = (Vector)(WIDENED(READ(Sixteens, group + 2 * (SIDE * k + o))) << 16);
-            continue;
-        }
-        Vector scale = *(const Loose *)(scales + o);
-        if (form == EIGHTHS) {
-            for (int64_t k = 0; k < SIDE; k++)
-                *(Vector *)(out + SIDE * k + o) = scale * AS_FLOATS(WIDENED(READ(Signed, group + 4 * SIDE + SIDE * k + o)));
-            continue;
-        }
-        Vector start = *(const Loose *)(least + o);
-        for (int64_t k = 0; k < SIDE / 2; k++) {
-            Whole both = WIDENED(READ(Octets, group + 8 * SIDE + SIDE * k + o));
-            *(Vector *)(out + SIDE * k + o) = fused(scale, AS_FLOATS(both & 15), start);
-            *(Vector *)(out + SIDE * (k + SIDE / 2) + o) = fused(scale, AS_FLOATS(both >> 4), start);
+        Steps steps = steps_at(form, group, o);
+        for (int64_t k = 0; k < SIDE; k += inputs_in(form)) {
+            Whole words = words_of(form, group, k, o);
+#pragma GCC unroll 8
+            for (int i = 0; i < inputs_in(form); i++) *(Vector *)(out + SIDE * (k + i) + o) = number_in(form, words, i, steps);
         }
     }
 }
 
-/* Some inputs of a panel, to [inputs][32]; as many bytes are fetched from `ahead` on, if that is not NULL. */
-static void unfold(int64_t form, const char *panel, int64_t inputs, float *out, const char *ahead) {
-    int64_t bytes = folded_bytes(form, NUMBERS);
-    for (int64_t k = 0; k < inputs; k += SIDE, panel += bytes, out += NUMBERS) {
-        for (int64_t line = 0; ahead && line < bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-        if (ahead) ahead += bytes;
-        if (form == HALVES) unfold_group(HALVES, panel, out);
+/* Some inputs of a panel, to [inputs][32]. */
+static void unfold(int64_t form, const char *panel, int64_t inputs, float *out) {
+    for (int64_t k = 0; k < inputs; k += SIDE, panel += folded_bytes(form, NUMBERS), out += NUMBERS) {
+        if (form == UNFOLDED) memcpy(out, panel, sizeof(float) * NUMBERS);
+        else if (form == HALVES) unfold_group(HALVES, panel, out);
         else if (form == NIBBLES) unfold_group(NIBBLES, panel, out);
         else unfold_group(EIGHTHS, panel, out);
     }
@@ -87,34 +96,39 @@ static inline int steps_of(const float *x, float scale, float start, int low, in
 
 /* One output of a group, from its 32 numbers; 0 where they do not allow it. */
 static inline int fold_output(int64_t form, const float *x, char *group, int64_t output) {
+    uint32_t *words = (uint32_t *)(group + words_at(form)) + output;
+    float *scale = (float *)group + output, *least = scale + SIDE;
     int8_t q[SIDE];
     if (form == HALVES) {
-        for (int k = 0; k < SIDE; k++) {
-            uint32_t bits;
-            memcpy(&bits, x + k, 4);
-            if (bits & 0xffff) return 0;
-            ((uint16_t *)group)[SIDE * k + output] = (uint16_t)(bits >> 16);
+        uint32_t bits[SIDE];
+        memcpy(bits, x, sizeof bits);
+        for (int k = 0; k < SIDE; k += 2) {
+            if ((bits[k] | bits[k + 1]) & 0xffff) return 0;
+            words[SIDE * (k / 2)] = bits[k] >> 16 | bits[k + 1];
         }
         return 1;
     }
     float low = x[0], high = x[0];
     for (int k = 1; k < SIDE; k++) low = x[k] < low ? x[k] : low, high = x[k] > high ? x[k] : high;
-    float farthest = -low > high ? low : high, *scale = (float *)group + output, *least = scale + SIDE;
+    float farthest = -low > high ? low : high;
     if (form == EIGHTHS) {
         *scale = farthest / 127;
         if (!steps_of(x, *scale, 0, -127, 127, q)) return 0;
-        for (int k = 0; k < SIDE; k++) ((int8_t *)group)[4 * SIDE + SIDE * k + output] = q[k];
-        return 1;
+    } else {
+        *least = low; /* as Q4_1 has them */
+        *scale = in_eleven_bits((high - low) / 15);
+        if (!steps_of(x, *scale, *least, 0, 15, q)) {
+            *least = farthest; /* as Q4_0 has them */
+            *scale = -farthest / 8;
+            if (!steps_of(x, *scale, *least, 0, 15, q)) return 0;
+        }
     }
-    *least = low; /* as Q4_1 has them */
-    *scale = in_eleven_bits((high - low) / 15);
-    if (!steps_of(x, *scale, *least, 0, 15, q)) {
-        *least = farthest; /* as Q4_0 has them */
-        *scale = -farthest / 8;
-        if (!steps_of(x, *scale, *least, 0, 15, q)) return 0;
+    int each = inputs_in(form), bits = 32 / each;
+    for (int k = 0; k < SIDE; k += each) {
+        uint32_t word = 0;
+        for (int i = 0; i < each; i++) word |= ((uint32_t)q[k + i] & ((1u << bits) - 1)) << bits * i;
+        words[SIDE * (k / each)] = word;
     }
-    for (int k = 0; k < SIDE / 2; k++)
-        ((uint8_t *)group)[8 * SIDE + SIDE * k + output] = (uint8_t)(q[k] | q[k + SIDE / 2] << 4);
     return 1;
 }
 
@@ -157,8 +171,7 @@ void forerun_unfold(int64_t form, int64_t outputs, int64_t inputs, const char *p
     for (int64_t panel = 0; panel < outputs / SIDE; panel++)
         for (int64_t k = 0; k < inputs; k += SIDE) {
             const char *from = place + folded_bytes(form, (panel * inputs + k) * SIDE);
-            if (form == UNFOLDED) memcpy(group, from, sizeof group);
-            else unfold(form, from, SIDE, group, NULL);
+            unfold(form, from, SIDE, group);
             for (int64_t i = 0; i < NUMBERS; i++)
                 matrix[(SIDE * panel + i % SIDE) * inputs + k + i / SIDE] = group[i];
         }

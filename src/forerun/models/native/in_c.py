@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forerun.models.config import ModelConfig, Rope
 from forerun.models.native.reading import Reading
-from forerun.models.native.shelf import Order, Place, Shelf
+from forerun.models.native.shelf import Form, Order, Place, Shelf
 from forerun.models.rope import frequencies
 from forerun.models.storage import Storage
 from forerun.models.target import Output
@@ -26,6 +26,8 @@ LANES = 16
 WIDEST_HEAD = 256
 ROWS_TOGETHER = 8
 """So many rows look at keys together, in float32."""
+FOLDED_TIMES = {Form.HALVES: 0.55, Form.NIBBLES: 0.45, Form.EIGHTHS: 0.45}
+"""How long a weight takes with a row or two, where one that is not folded takes 1."""
 TILE_ROWS = 32
 """Scratch is rounded up to so many rows, since tiles are read whole."""
 LINE = 64
@@ -167,6 +169,12 @@ class PassInC:
             scale=config.attention_scale or config.head_dim**-0.5,
             **fields_of("head", shelf.put(head)),
         )
+
+    @property
+    def weights_time(self) -> float:
+        """How long it takes with a few rows to go by all weights, where one that is kept as it is takes 1."""
+        times = FOLDED_TIMES | {Form.UNFOLDED: self.arithmetic.byte_time if self.in_bytes else 1.0}
+        return sum(times[place.form] * place.outputs * place.inputs for place in self.shelf.places)
 
     def head_matrix(self) -> Tensor:
         """[V, H], copied back."""
