@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.drafters import find
-from forerun.drafters.find import CHEAP_NODES, FEW_NODES, MANY_NODES, Setup, make_drafter, names
+from forerun.drafters import kinds
+from forerun.drafters.find import Setup, make_drafter, names
+from forerun.drafters.kinds import CHEAP_NODES, FOLDED, MANY_NODES, NARROW_FLOATS, NODES, WIDE_FLOATS
 from forerun.models.target import TargetModel
 from tests.drafters.contract import fresh, live, needed
 from tests.drafters.models import setup
@@ -80,10 +81,12 @@ def test_trees_are_as_large_as_the_device_checks_cheaply(
         found: int = getattr(made.options, option)
         return found
 
-    monkeypatch.setattr(find, "rows_are_cheap", lambda: True)
-    assert size(here) == CHEAP_NODES
-    monkeypatch.setattr(find, "rows_are_cheap", lambda: False)
-    assert size(here) == FEW_NODES
+    for kind in (NARROW_FLOATS, WIDE_FLOATS):
+        monkeypatch.setattr(kinds, "FLOATS", kind)
+        assert size(here) == NODES[kind]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(here.target), "folded", True)
+        assert size(here) == NODES[WIDE_FLOATS + FOLDED]
     assert size(on("cpu", torch.bfloat16)) == CHEAP_NODES
     assert size(on("meta")) == MANY_NODES
     assert size(on("meta"), **{option: "9"}) == 9

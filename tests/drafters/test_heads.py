@@ -16,8 +16,9 @@ from forerun.core.tree import DraftTree
 from forerun.drafters import head_ahead
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import make_drafter
+from forerun.drafters.kinds import FLOATS, FOLDED, NARROW_FLOATS, WIDE_FLOATS, kind_of
 from forerun.drafters.trained import FeatureDrafter, SideDrafter
-from forerun.drafters.trained_folder import FLOATS, NARROW_FLOATS, WIDE_FLOATS, Calibration, kind_of
+from forerun.drafters.trained_folder import Calibration
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request
@@ -470,6 +471,7 @@ def test_a_calibration_is_read_or_refused() -> None:
     assert found.spec("static:2", "cpu").shape.size == 3
     assert Calibration.of({}).spec("", "cpu").dynamic
     assert [found.spec("", kind).size for kind in (NARROW_FLOATS, WIDE_FLOATS)] == [5, 15]
+    assert [found.spec("", kind + FOLDED).size for kind in (NARROW_FLOATS, WIDE_FLOATS)] == [2, 5]
     assert [kind_of(tiny()), kind_of(tiny().to(torch.bfloat16))] == [FLOATS, "cpu"]
     with pytest.raises(ValueError, match="run `forerun calibrate`"):
         Calibration.of({}).spec("static:2", "cpu")

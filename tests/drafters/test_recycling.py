@@ -16,7 +16,7 @@ from forerun.core.params import SamplingParams
 from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Checked, Observation
-from forerun.drafters.find import CHEAP_NODES
+from forerun.drafters.kinds import CHEAP_NODES
 from forerun.drafters.recycling import ACCEPTANCE, EMPTY, LEARNING, Options, Recycling, committed_last
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine

@@ -10,8 +10,8 @@ import torch
 from forerun.core.params import SamplingParams
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.find import make_drafter, read_options
+from forerun.drafters.kinds import FLOATS
 from forerun.drafters.run_ahead import RunAhead
-from forerun.drafters.trained_folder import FLOATS
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.engine.engine import Engine
 from forerun.engine.request import Request

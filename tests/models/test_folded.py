@@ -158,3 +158,10 @@ def test_a_pass_gives_the_same_bits(kind: str, name: str, monkeypatch: pytest.Mo
                 found, right = (whole(each, rows) for each in (one, other))
             assert found.same(right), rows
     assert torch.equal(one.head_rows(), other.head_rows())
+
+
+def test_a_target_says_whether_little_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = "one head each"
+    found = {kind: model(kind, one, folds=True, monkeypatch=monkeypatch).folded for kind in MADE}
+    assert found == {"Q4_1": True, "Q4_0": True, "Q8_0": True, "bfloat16": False, "float32": False}
+    assert not model("Q4_1", one, folds=False, monkeypatch=monkeypatch).folded

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.drafters.find import Setup, make_drafter
-from forerun.drafters.trained_folder import FLOATS
+from forerun.drafters.kinds import FLOATS
 from forerun.engine.loaded import LoadedModel
 from forerun.models.heads.feature_head import new_head
 from forerun.models.heads.files import HeadFolder, update_manifest, write_head

@@ -11,7 +11,7 @@ import pytest
 from forerun.core.params import SamplingParams
 from forerun.drafters.confidence import Taus
 from forerun.drafters.find import Setup, make_drafter
-from forerun.drafters.trained_folder import FLOATS
+from forerun.drafters.kinds import FLOATS
 from forerun.engine.llm import LLM
 from forerun.engine.loaded import LoadedModel
 from forerun.models.heads.files import read_head

@@ -24,7 +24,8 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import logs_of
 from forerun.drafters.drafter import Budget, Checked, Drafter, Expects, Observation, PutsOff, SharesCache
-from forerun.drafters.find import CHEAP_NODES, Setup, make_drafter, read_options, resolve
+from forerun.drafters.find import Setup, make_drafter, read_options, resolve
+from forerun.drafters.kinds import CHEAP_NODES
 from forerun.drafters.none import roots_only
 from forerun.models.cache import KVCache
 

@@ -18,8 +18,9 @@ from forerun.drafters.confidence import AS_IT_IS, Taus
 from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.growing import grow, rows_below_root
+from forerun.drafters.kinds import kind_of
 from forerun.drafters.run_ahead import Ahead, RunAhead
-from forerun.drafters.trained_folder import Calibration, find_head, kind_of
+from forerun.drafters.trained_folder import Calibration, find_head
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.fields import read_json
 from forerun.models.heads.files import HeadFolder, is_head

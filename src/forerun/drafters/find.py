@@ -9,12 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
-
 import forerun.drafters
 from forerun.drafters.drafter import Drafter
+from forerun.drafters.kinds import cheap_nodes
 from forerun.models.heads.files import method_of
-from forerun.models.native.floats import rows_are_cheap
 from forerun.models.target import TargetModel
 
 HELPERS = frozenset(
@@ -30,6 +28,7 @@ HELPERS = frozenset(
         "head_ahead",
         "host_growth",
         "in_rounds",
+        "kinds",
         "layer_choice",
         "layer_search",
         "level_run",
@@ -72,17 +71,6 @@ class Setup:
     def nodes(self) -> int:
         """Drafted tokens where nothing else is known."""
         return cheap_nodes(self.target)
-
-
-FEW_NODES, CHEAP_NODES, MANY_NODES = 5, 15, 63
-
-
-def cheap_nodes(target: TargetModel) -> int:
-    """Those of a tree whose check costs little more than a single row's: with the root 64 rows on an accelerator, 16 on
-    a CPU with matrix units or vectors of 512 bits, 6 on others (docs/log.md)."""
-    if target.device.type != "cpu":
-        return MANY_NODES
-    return CHEAP_NODES if target.dtype != torch.float32 or rows_are_cheap() else FEW_NODES
 
 
 def names() -> list[str]:

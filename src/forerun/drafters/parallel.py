@@ -33,7 +33,8 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import logs_of
 from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
-from forerun.drafters.find import Setup, cheap_nodes
+from forerun.drafters.find import Setup
+from forerun.drafters.kinds import cheap_nodes
 from forerun.drafters.none import roots_only
 from forerun.drafters.trained_folder import Calibration, find_head
 from forerun.drafters.tree_spec import MAX_NODES, MAX_WIDTH, TreeSpec

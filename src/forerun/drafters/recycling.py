@@ -24,7 +24,8 @@ from forerun.core.sequence import Sequence
 from forerun.core.shape import TreeShape
 from forerun.core.tree import DraftTree
 from forerun.drafters.drafter import Budget, Checked, Drafter, Observation
-from forerun.drafters.find import CHEAP_NODES, Setup
+from forerun.drafters.find import Setup
+from forerun.drafters.kinds import CHEAP_NODES
 from forerun.drafters.none import roots_only
 from forerun.drafters.tree_spec import MAX_NODES, MAX_WIDTH, TreeSpec
 from forerun.trees.static import greedy

@@ -20,7 +20,8 @@ from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import logs_of
 from forerun.drafters.datastore import DEPTH, Datastore, Match
 from forerun.drafters.drafter import Budget, Drafter, Observation
-from forerun.drafters.find import CHEAP_NODES, Setup
+from forerun.drafters.find import Setup
+from forerun.drafters.kinds import CHEAP_NODES
 from forerun.drafters.none import roots_only
 from forerun.drafters.suffix_tree import EARLIER, Trust
 from forerun.drafters.suffix_tree import LONGEST as LONGEST_TRUSTED

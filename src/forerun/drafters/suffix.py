@@ -24,7 +24,8 @@ from forerun.core.sequence import Sequence
 from forerun.core.tree import DraftTree
 from forerun.drafters.confidence import logs_of
 from forerun.drafters.drafter import Budget, Drafter, Observation
-from forerun.drafters.find import CHEAP_NODES, Setup
+from forerun.drafters.find import Setup
+from forerun.drafters.kinds import CHEAP_NODES
 from forerun.drafters.none import roots_only
 from forerun.drafters.suffix_tree import EARLIER, OWN, Guess, Limits, Store, Trust, grow
 

@@ -17,8 +17,9 @@ from forerun.drafters.drafter import Budget, Drafter, Observation
 from forerun.drafters.find import Setup
 from forerun.drafters.growing import grow
 from forerun.drafters.head_ahead import HeadAhead
+from forerun.drafters.kinds import kind_of
 from forerun.drafters.side_run import SideRun
-from forerun.drafters.trained_folder import Calibration, HeadOptions, find_head, kind_of
+from forerun.drafters.trained_folder import Calibration, HeadOptions, find_head
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.heads.feature_head import FeatureHead, load_head
 from forerun.models.heads.side_heads import SideHeads, load_side_heads

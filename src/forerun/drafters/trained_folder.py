@@ -10,37 +10,27 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from forerun.drafters.confidence import AS_IT_IS, Taus
 from forerun.drafters.find import Setup
+from forerun.drafters.kinds import FOLDED, NARROW_FLOATS, WIDE_FLOATS
 from forerun.drafters.tree_spec import TreeSpec
 from forerun.models.fields import read_json
 from forerun.models.heads.checkpoint_mtp import read_mtp
 from forerun.models.heads.files import HeadFolder, is_head, read_head
 from forerun.models.identity import weights_identity
-from forerun.models.native.floats import rows_are_cheap
 from forerun.models.store import MANIFEST
-from forerun.models.target import TargetModel
 from forerun.models.transformer import Transformer
 from forerun.trees.static import greedy
 
-NARROW_FLOATS, WIDE_FLOATS = "cpu float32", "cpu float32 in 512 bits"
-FLOATS = WIDE_FLOATS if rows_are_cheap() else NARROW_FLOATS
-"""A processor without matrix units, or a model that does not use them: there rows cost, more or less."""
 TREES = {
     "cpu": "dynamic:6,5,24",
     NARROW_FLOATS: "dynamic:4,4,5",
+    NARROW_FLOATS + FOLDED: "dynamic:2,2,2",
     WIDE_FLOATS: "dynamic:6,8,15",
+    WIDE_FLOATS + FOLDED: "dynamic:4,4,5",
     "cuda": "dynamic:10,6,60",
 }
 """Where nothing was measured."""
-
-
-def kind_of(target: TargetModel) -> str:
-    """Of the device as it runs this target: one tree does not suit all."""
-    kind = target.device.type
-    return FLOATS if kind == "cpu" and isinstance(target, Transformer) and target.dtype == torch.float32 else kind
 
 
 @dataclass(frozen=True)

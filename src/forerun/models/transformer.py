@@ -18,7 +18,7 @@ from forerun.models.batch import Batch, TextEnds
 from forerun.models.config import Layer, ModelConfig, Rope
 from forerun.models.moe import MixtureOfExperts
 from forerun.models.native import amx, floats
-from forerun.models.native.in_c import Arithmetic, LayerWeights, PassInC
+from forerun.models.native.in_c import Arithmetic, LayerWeights, PassInC, weights_read
 from forerun.models.native.reading import Reading
 from forerun.models.norm import RMSNorm
 from forerun.models.product import Product, drop
@@ -192,6 +192,11 @@ class Transformer(nn.Module):
         self.register_buffer("extra", None, persistent=False)
         self.prepared = False
         self._place: tuple[torch.device, torch.dtype] | None = None
+
+    @property
+    def folded(self) -> bool:
+        """Whether going by its weights takes less than half as long as if they were kept as they are."""
+        return self.in_c is not None and 2 * self.in_c.weights_time < weights_read(self.config)
 
     def tie(self) -> None:
         """Make the embedding the output head too; to be done again when it was replaced by another tensor."""

@@ -16,7 +16,8 @@ from typing import Any
 from forerun.core.params import SamplingParams
 from forerun.drafters import draft_model, parallel
 from forerun.drafters.find import Setup, make_drafter
-from forerun.drafters.trained_folder import NARROW_FLOATS, WIDE_FLOATS, Calibration, find_head, kind_of
+from forerun.drafters.kinds import FOLDED, NARROW_FLOATS, WIDE_FLOATS, kind_of
+from forerun.drafters.trained_folder import Calibration, find_head
 from forerun.engine.llm import LLM
 from forerun.engine.loaded import LoadedModel
 from forerun.models.heads.files import read_head, update_manifest
@@ -33,6 +34,8 @@ DEPTH = 10
 ROUNDS = 3
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
     NARROW_FLOATS: ("2", "dynamic:1,2,2", "dynamic:2,3,3", "dynamic:4,4,5", "dynamic:5,5,7", "dynamic:6,6,11"),
+    NARROW_FLOATS + FOLDED: ("1", "2", "dynamic:2,2,2", "dynamic:3,2,3", "dynamic:3,3,3", "dynamic:4,4,5"),
+    WIDE_FLOATS + FOLDED: ("2", "dynamic:2,3,3", "dynamic:4,4,5", "dynamic:4,4,7", "dynamic:6,8,11", "dynamic:6,8,15"),
     WIDE_FLOATS: ("3", "dynamic:4,4,7", "dynamic:6,8,11", "dynamic:6,8,15", "dynamic:8,8,15", "dynamic:8,8,23"),
     "cpu": (
         "3",
@@ -48,6 +51,8 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
 }
 SIDE_CANDIDATES: Mapping[str, tuple[str, ...]] = {
     NARROW_FLOATS: ("1", "2", "3", "static:3", "static:5"),
+    NARROW_FLOATS + FOLDED: ("1", "2", "static:2", "static:3", "static:5"),
+    WIDE_FLOATS + FOLDED: ("1", "2", "3", "static:3", "static:5", "static:7", "static:11"),
     WIDE_FLOATS: ("2", "3", "static:5", "static:7", "static:11", "static:15"),
     "cpu": ("3", "static:7", "static:15", "static:24", "dynamic:5,4,15"),
     "cuda": ("3", "static:15", "static:31", "static:63", "dynamic:10,4,60"),
