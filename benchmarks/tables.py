@@ -383,6 +383,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "trained": trained,
     "trained-best": lambda: headlines.drafts(footnote),
     "trained-cpu": lambda: trained_cpu("trained-cpu"),
+    "row-cost-folded": lambda: row_cost("row-cost-folded-before", "row-cost-folded"),
+    "trained-folded": lambda: trained_cpu("trained-folded", "trained-folded-sampled"),
     "trained-avx2": lambda: trained_cpu("trained-avx2", "trained-avx2-sampled"),
     "trained-floats": lambda: trained_cpu("trained-floats", "trained-floats-sampled"),
     "verification-cpu": lambda: verification("verification-cpu"),
