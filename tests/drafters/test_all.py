@@ -86,7 +86,7 @@ def test_trees_are_as_large_as_the_device_checks_cheaply(
         assert size(here) == NODES[kind]
     with monkeypatch.context() as patch:
         patch.setattr(type(here.target), "folded", True)
-        assert size(here) == NODES[WIDE_FLOATS + FOLDED]
+        assert size(here) == NODES[FOLDED]
     assert size(on("cpu", torch.bfloat16)) == CHEAP_NODES
     assert size(on("meta")) == MANY_NODES
     assert size(on("meta"), **{option: "9"}) == 9

@@ -11,14 +11,13 @@ from forerun.models.transformer import Transformer
 NARROW_FLOATS, WIDE_FLOATS = "cpu float32", "cpu float32 in 512 bits"
 FLOATS = WIDE_FLOATS if rows_are_cheap() else NARROW_FLOATS
 """A processor without matrix units, or a model that does not use them: there rows cost, more or less."""
-FOLDED = ", folded"
-"""Behind these: so little is to be read that a single row takes less than half as long, and every other one costs."""
+FOLDED = "cpu float32, folded"
+"""There so little is to be read that a single row takes less than half as long, and every other one costs."""
 
 CHEAP_NODES, MANY_NODES = 15, 63
 NODES = {
-    NARROW_FLOATS + FOLDED: 2,
+    FOLDED: 2,
     NARROW_FLOATS: 5,
-    WIDE_FLOATS + FOLDED: 5,
     WIDE_FLOATS: CHEAP_NODES,
     "cpu": CHEAP_NODES,
 }
@@ -29,7 +28,7 @@ def kind_of(target: TargetModel) -> str:
     kind = target.device.type
     if kind != "cpu" or target.dtype != torch.float32:
         return kind
-    return FLOATS + FOLDED if isinstance(target, Transformer) and target.folded else FLOATS
+    return FOLDED if isinstance(target, Transformer) and target.folded else FLOATS
 
 
 def cheap_nodes(target: TargetModel) -> int:

@@ -24,10 +24,9 @@ from forerun.trees.static import greedy
 
 TREES = {
     "cpu": "dynamic:6,5,24",
+    FOLDED: "dynamic:2,2,2",
     NARROW_FLOATS: "dynamic:4,4,5",
-    NARROW_FLOATS + FOLDED: "dynamic:2,2,2",
     WIDE_FLOATS: "dynamic:6,8,15",
-    WIDE_FLOATS + FOLDED: "dynamic:4,4,5",
     "cuda": "dynamic:10,6,60",
 }
 """Where nothing was measured."""

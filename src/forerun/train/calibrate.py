@@ -34,8 +34,7 @@ DEPTH = 10
 ROUNDS = 3
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
     NARROW_FLOATS: ("2", "dynamic:1,2,2", "dynamic:2,3,3", "dynamic:4,4,5", "dynamic:5,5,7", "dynamic:6,6,11"),
-    NARROW_FLOATS + FOLDED: ("1", "2", "dynamic:2,2,2", "dynamic:3,2,3", "dynamic:3,3,3", "dynamic:4,4,5"),
-    WIDE_FLOATS + FOLDED: ("2", "dynamic:2,3,3", "dynamic:4,4,5", "dynamic:4,4,7", "dynamic:6,8,11", "dynamic:6,8,15"),
+    FOLDED: ("1", "2", "dynamic:2,2,2", "dynamic:3,2,3", "dynamic:3,3,3", "dynamic:4,4,5", "dynamic:4,4,7"),
     WIDE_FLOATS: ("3", "dynamic:4,4,7", "dynamic:6,8,11", "dynamic:6,8,15", "dynamic:8,8,15", "dynamic:8,8,23"),
     "cpu": (
         "3",
@@ -51,8 +50,7 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
 }
 SIDE_CANDIDATES: Mapping[str, tuple[str, ...]] = {
     NARROW_FLOATS: ("1", "2", "3", "static:3", "static:5"),
-    NARROW_FLOATS + FOLDED: ("1", "2", "static:2", "static:3", "static:5"),
-    WIDE_FLOATS + FOLDED: ("1", "2", "3", "static:3", "static:5", "static:7", "static:11"),
+    FOLDED: ("1", "2", "static:2", "static:3", "static:5", "static:7"),
     WIDE_FLOATS: ("2", "3", "static:5", "static:7", "static:11", "static:15"),
     "cpu": ("3", "static:7", "static:15", "static:24", "dynamic:5,4,15"),
     "cuda": ("3", "static:15", "static:31", "static:63", "dynamic:10,4,60"),
