@@ -138,6 +138,21 @@ def test_tries_for_nothing_are_paid_for_where_they_take_longer() -> None:
     assert own.times[1].of(0) == 1.0
 
 
+def test_a_size_that_is_never_affordable_does_not_keep_others_from_being_tried_again() -> None:
+    """First tries that seem slow, beside trees that would take as long as twenty steps."""
+    own, tries, drafted = Controller(gains=(0.0, 1.0, 1.5, 2.0, 3.0)), 0, 0
+    for step in range(1200):
+        (limit,) = own.limits([step // 60])
+        size = 60 if limit is None else limit
+        tries += size > 0
+        slow = 2.5 if tries <= 4 else 1.3
+        seconds = {0: 1.0, 2: slow, 6: 2 * slow, 15: 12.0, 60: 40.0}[size]
+        own.observe([step // 60], [size], [2 if size else 1], seconds)
+        drafted += size == 2
+    assert own.times[1].of(SIZES.index(None)) is None
+    assert drafted > 400
+
+
 def test_one_draft_and_then_nothing_is_no_debt_for_ever() -> None:
     """A size that was tried once needs a second try; but not at once at any price."""
     own, tried = Controller(gains=GAINS), 0

@@ -300,7 +300,7 @@ class Controller:
 
     def _trial(self, times: Times, standings: Many[Standing]) -> int | None:
         """A size to be tried in this step, if it is time for one and there is time to lose: the first that is not
-        known, or the one that may be best, as far as is known."""
+        known, or, also where that one takes too long, the one that may be best, as far as is known."""
         best = self._rate(times, standings, times.chosen)
         if best is None:
             return None  # it is what is tried
@@ -308,20 +308,25 @@ class Controller:
             return PLAIN
         sizes = self._sizes()
         unknown = [size for size in sizes if times.of(size) is None]
-        waiting = unknown[:1] or [size for size in sizes if size != times.chosen and times.since[size] >= OFTEN]
+        if unknown and self._affordable(times, standings, unknown[0], best):
+            return unknown[0]
+        waiting = [size for size in sizes if size not in (times.chosen, *unknown) and times.since[size] >= OFTEN]
         hopes = {size: self._hope(times, standings, size) for size in waiting}
         size = max(hopes, key=lambda each: hopes[each], default=None)
-        if size is None or (not unknown and hopes[size] < best and times.since[size] < SELDOM):
+        if size is None or (hopes[size] < best and times.since[size] < SELDOM):
             return None
+        return size if self._affordable(times, standings, size, best) else None
+
+    def _affordable(self, times: Times, standings: Many[Standing], size: int, best: float) -> bool:
+        """Whether there is time to lose for a try of that size."""
+        if 0 < times.tries[size] < FIRST_TRIES and not times.since[size]:
+            return True  # right behind the first, which would be for nothing without it
         loss = self._foreseen(times, len(standings), size) - self._tokens(times, standings, size) / best
         if times.chosen == PLAIN and times.tries[size]:  # no more than can be saved up, else it would never be tried
             entering = self.once.value * sum(not each.entered for each in standings)
             loss = max(loss, min(loss + entering, 0.8 * SAVED * (times.of(PLAIN) or 0.0)))
-        if 0 < times.tries[size] < FIRST_TRIES and not times.since[size]:
-            return size  # right behind the first, which would be for nothing without it
         # Where drafts pay, what seems to gain is tried at any time: then it rests on more than a guess.
-        most = self.credit if times.chosen == PLAIN else max(0.0, self.credit)
-        return size if loss <= most else None
+        return loss <= (self.credit if times.chosen == PLAIN else max(0.0, self.credit))
 
     def _checks(self, times: Times, texts: int) -> bool:
         """Whether plain steps are looked at now and then, for little debt: drafts for some tell little of them."""
