@@ -188,8 +188,9 @@ class Controller:
         first, unknown = not any(each.of(PLAIN) for each in self.times.values()), times.of(PLAIN) is None
         tried = size == self._size or not self.trying  # else for nothing
         if tried and (size == PLAIN or 2 * len(self._drafting) > len(step.texts)):  # else it says little of the size
-            telling = len(step.texts) == 1 or (size == PLAIN and not self.rounded)  # else it tells who was drafted for
-            times.add(size, step.seconds / step.passes, telling=telling)
+            alone = len(step.texts) == 1
+            telling = alone or (size == PLAIN and not self.rounded)  # else it tells who was drafted for
+            times.add(size, step.seconds / step.passes, telling=telling, alone=alone)
         times.since = [0 if each == size else passes + step.passes for each, passes in enumerate(times.since)]
         if unknown and (plain := times.of(PLAIN)) is not None:
             self.credit += (GRANTED if first else GRANTED_LATER) / math.sqrt(len(step.texts)) * plain

@@ -18,7 +18,8 @@ KEPT = 9
 FEW = 3
 """Steps up to which the lower of two in the middle is their median."""
 LONG_AGO, MUCH = 16, 0.8
-"""Passes without a plain step after which one that takes so much less time is believed: others were slow as well."""
+"""Passes without a plain step after which one that takes so much less time is believed, with several texts: others were
+slow as well."""
 FIRST_TRIES = 2
 """Steps of a size before it is judged: the slower one of two was cold."""
 DOUBT, SHAPE_DOUBT, OWN_DOUBT = 4.0, 200.0, 8.0
@@ -70,16 +71,17 @@ class Times:
     """How much longer the chosen size takes than when each was last taken."""
     _known: list[float | None] = field(default_factory=lambda: [None] * len(SIZES))
 
-    def add(self, size: int, seconds: float, *, telling: bool = False) -> None:
+    def add(self, size: int, seconds: float, *, telling: bool = False, alone: bool = False) -> None:
         """Texts grow, and other programs come and go: what is seldom taken is believed to have become slower or faster
-        as the chosen size has since, where its time is `telling`."""
+        as the chosen size has since, where its time is `telling`. With one text, `alone`, all sizes tell: there one
+        fast step is a fast moment."""
         own, before = self.seconds[size], self._pace[size] * self._medians[size]
         if self._pace[size] != 1.0:
             own.extend([self._pace[size] * own.popleft() for _ in range(len(own))])
             self._pace[size] = 1.0
         if self.tries[size] == FIRST_TRIES:
             own.remove(max(own))
-        elif size == PLAIN and self.since[size] >= LONG_AGO and seconds < MUCH * before:
+        elif size == PLAIN and not alone and self.since[size] >= LONG_AGO and seconds < MUCH * before:
             own.clear()
         own.append(seconds)
         self.tries[size] += 1
