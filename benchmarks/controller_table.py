@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from benchmarks.kept import RESULTS, load
@@ -21,7 +22,8 @@ XEON = tuple(
     f"controller-xeon-{part}" for part in ("1", "1-others", "1-again", "1-ngram", "8", "8-again", "32", "32-again")
 )
 CPU = (*(f"controller-cpu-{part}" for part in CPU_PARTS), *XEON)
-MACHINES = ("H200", "ARM", "Xeon")
+FOLDED = ("controller-folded-1",)
+MACHINES = ("H200", "ARM", "Xeon", "Xeon, folded")
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
 
 Cell = tuple[str, str, int]
@@ -32,7 +34,7 @@ def table(footnote: Callable[[dict[str, Any]], str]) -> str:
     found: dict[Cell, str] = {}
     again: dict[int, list[float]] = {}
     notes = []
-    for names, read in ((DEVICE, _on_device), (CPU, _on_cpu)):
+    for names, read in ((DEVICE, _on_device), (CPU, _on_cpu), (FOLDED, partial(_on_cpu, kind=", folded"))):
         for name in names:
             if (RESULTS / f"{name}.json").exists():
                 result = load(name)
@@ -72,10 +74,10 @@ def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
             yield (drafter, "H200", batch), f"{row['speedup']:.2f}{beside}"
 
 
-def _on_cpu(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
+def _on_cpu(result: dict[str, Any], kind: str = "") -> Iterator[tuple[Cell, str]]:
     """With what a fixed tree gives behind it, where that was measured beside it."""
     rows = {row["method"]: row for row in result["rows"] if row["category"] == "overall"}
-    machine = "Xeon" if "Xeon" in result["provenance"]["cpu"] else "ARM"
+    machine = ("Xeon" if "Xeon" in result["provenance"]["cpu"] else "ARM") + kind
     for method, row in rows.items():
         if not method.endswith(" adaptive"):
             continue
