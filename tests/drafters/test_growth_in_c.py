@@ -90,7 +90,7 @@ def test_the_trees_are_nearly_those_of_pytorch(
     assert sum(map(len, expected)) > 100
     assert agreement(found, expected) > 0.85
     if dtype == torch.float32:  # where nothing but the weights is rounded
-        assert agreement(found, live(in_pytorch(round_matrices(head_of(method, target))), params)) > 0.99
+        assert agreement(found, live(in_pytorch(round_matrices(head_of(method, target), dtype)), params)) > 0.99
     assert agreement(found, expected[1:] + expected[:1]) < 0.5, "trees of other texts are others"
 
 

@@ -62,6 +62,8 @@ NARROW = {
 IN_C = {torch.bfloat16: amx, torch.float32: floats}
 NEAR = 1e-5
 """Between two ways to compute in float32."""
+NEAR_IN_BYTES = 3e-4
+"""The same with weights in bytes, and rows of 16 bits."""
 
 
 def pass_in(dtype: torch.dtype, *values: object) -> object:
@@ -110,12 +112,13 @@ def with_static_pass(model: Model) -> Model:
     return model
 
 
-def round_matrices(model: Model) -> Model:
-    """What is left of its weights when they are in bytes."""
+def round_matrices(model: Model, dtype: torch.dtype) -> Model:
+    """What is left of its weights when in bytes, for a pass of such numbers. In float32 each 32 have a scale."""
     for part in (*model.model.layers.modules(), model.lm_head):
         if isinstance(part, nn.Linear):
-            whole, scales = rounded(part.weight.data)
-            rows = (whole * scales[:, None]).to(part.weight.dtype)
+            groups = part.weight.data.view(-1, 32) if dtype == torch.float32 else part.weight.data
+            whole, scales = rounded(groups)
+            rows = (whole * scales[:, None]).to(part.weight.dtype).view(part.weight.shape)
             part.weight = nn.Parameter(rows, requires_grad=False)
     return model
 

@@ -18,7 +18,7 @@ from forerun.models.static.static_pass import StaticPass
 from forerun.models.storage import Storage
 from forerun.models.target import Output
 from forerun.models.transformer import Transformer
-from tests.models.rows import NEAR, each_pass, in_pytorch, round_matrices
+from tests.models.rows import NEAR_IN_BYTES, each_pass, in_pytorch, round_matrices
 
 METHODS = ("eagle", "eagle3", "mtp")
 CONFIG = ModelConfig(
@@ -84,9 +84,9 @@ def test_the_pass_in_c_is_the_plain_one(dtype: torch.dtype, method: str) -> None
     plain = head_of(method, target_of(dtype))
     if dtype == torch.float32:  # where nothing but the weights is rounded
         assert head.in_c.in_bytes == (head.config.intermediate_size % head.in_c.arithmetic.order.inputs_in_bytes == 0)
-        round_matrices(plain)
+        round_matrices(plain, dtype)
     expected = passes(in_pytorch(plain), dtype)
-    near = NEAR if dtype == torch.float32 else 0.03
+    near = NEAR_IN_BYTES if dtype == torch.float32 else 0.03
     for one, other in zip(found, expected, strict=True):
         close(one.logits, other.logits, near)
         close(one.features[1], other.features[1], near)

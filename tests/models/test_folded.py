@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from forerun.models.native import floats
 from forerun.models.native.shelf import GROUP_BYTES, PANELS, Form, Shelf
 from forerun.models.transformer import Transformer
-from tests.models.rows import CONFIGS, VOCABULARY, Seen, chain, garbage, read, threads, tiny
+from tests.models.rows import CONFIGS, VOCABULARY, Seen, chain, error, garbage, read, threads, tiny
 
 pytestmark = pytest.mark.skipif(floats.library() is None, reason="no such processor, or no compiler")
 
@@ -158,6 +158,75 @@ def test_a_pass_gives_the_same_bits(kind: str, name: str, monkeypatch: pytest.Mo
                 found, right = (whole(each, rows) for each in (one, other))
             assert found.same(right), rows
     assert torch.equal(one.head_rows(), other.head_rows())
+
+
+# --- rows of 16 bits -----------------------------------------------------------------------------------------
+
+needs_rounding = pytest.mark.skipif(not floats.rounds(), reason="a processor that does not multiply 16 bits in pairs")
+
+
+def rounding(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> Transformer:
+    with monkeypatch.context() as patch:
+        patch.setattr(Transformer, "rounds", True)
+        return model(kind, name, folds=True, monkeypatch=monkeypatch)
+
+
+def rounded_rows(x: Tensor) -> Tensor:
+    """What is left of them."""
+    groups = x.view(-1, 32).double()
+    steps = groups.abs().amax(1, keepdim=True) / 32767
+    return ((groups / steps).round() * steps).view(x.shape)
+
+
+@needs_rounding
+@pytest.mark.parametrize("kind", ["Q4_1", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 50])
+def test_a_product_is_that_of_the_rounded_rows(kind: str, rows: int) -> None:
+    """The output head alone: no other matrix is folded."""
+    made = tiny(CONFIGS["one head each"], dtype=torch.float32)
+    for part in made.modules():
+        if isinstance(part, nn.Linear):
+            part.weight.data = drawn(*part.weight.shape) / 8
+    made.lm_head.weight.data = MADE[kind][0](0.1 * drawn(*made.lm_head.weight.shape))
+    matrix = made.lm_head.weight.data.double()
+    made.rounds = True
+    text = torch.randint(VOCABULARY, (rows,), generator=torch.Generator().manual_seed(rows))
+    slots = torch.arange(rows)
+    found = read(made, garbage(made), [chain(text, slots[:0], slots)])[0]
+    assert made.in_c is not None
+    assert [place.form for place in made.in_c.shelf.places][-2:] == [Form.UNFOLDED, MADE[kind][1]]
+    normed = made.model.norm(found.hidden[:, -1])
+    wrong = error(found.logits, rounded_rows(normed) @ matrix.T)
+    assert wrong < 4e-6, "but for numbers half-way between two steps"
+    assert error(found.logits, normed.double() @ matrix.T) > 4 * wrong, "rounded they are"
+
+
+@needs_rounding
+@pytest.mark.parametrize("name", ["one head each", "three share, biases"])
+@pytest.mark.parametrize("kind", MADE)
+def test_rounded_rows_have_the_same_bits_beside_others(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, exact = rounding(kind, name, monkeypatch), model(kind, name, folds=True, monkeypatch=monkeypatch)
+    alone = whole(one, 100)
+    for rows in (1, 2, 3, 5, 7, 8, 9, 16, 17, 33, 48, 49):
+        text = torch.randint(VOCABULARY, (100,), generator=torch.Generator().manual_seed(100))[:rows]
+        slots = torch.arange(rows)
+        for count in (1, 2):
+            with threads(count):
+                found = read(one, garbage(one), [chain(text, slots[:0], slots)])[0]
+            assert torch.equal(found.logits, alone.logits[:rows]), rows
+    wrong = error(alone.logits, whole(exact, 100).logits)
+    if kind.startswith("Q"):
+        assert 1e-7 < wrong < 3e-4
+    else:
+        assert wrong == 0, "where a matrix has more bits, so have rows"
+
+
+@needs_rounding
+def test_only_what_runs_in_the_usual_format_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Transformer.rounds
+    made = model("Q4_1", "one head each", folds=True, monkeypatch=monkeypatch)
+    assert made.in_c is not None
+    assert not made.in_c.arithmetic.rounds
 
 
 def test_a_target_says_whether_little_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

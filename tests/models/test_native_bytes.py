@@ -16,7 +16,7 @@ from tests.models.rows import (
     CONFIGS,
     IN_C,
     NARROW,
-    NEAR,
+    NEAR_IN_BYTES,
     SLOTS,
     VOCABULARY,
     Case,
@@ -46,8 +46,8 @@ each_model = pytest.mark.parametrize(
 
 
 def bound(dtype: torch.dtype) -> float:
-    """How near to float32 with the same weights: in float32 the rows are not rounded."""
-    return NEAR if dtype == torch.float32 else 0.03
+    """How near to float32 with the same weights: in float32 the rows have 16 bits where that is fast, else all."""
+    return NEAR_IN_BYTES if dtype == torch.float32 else 0.03
 
 
 def drafting(shape: ModelConfig, dtype: torch.dtype) -> Transformer:
@@ -65,9 +65,9 @@ def model(dtype: torch.dtype, name: str) -> Transformer:
     return made
 
 
-def in_float32(name: str) -> Transformer:
-    """With the weights that are left when they are rounded."""
-    return round_matrices(tiny((SHAPES | NARROW)[name], dtype=torch.float32))
+def in_float32(name: str, dtype: torch.dtype) -> Transformer:
+    """With the weights that are left when they are rounded for a pass of such numbers."""
+    return round_matrices(tiny((SHAPES | NARROW)[name], dtype=torch.float32), dtype)
 
 
 # --- matrices ------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_it_is_near_to_float32(dtype: torch.dtype, name: str, rows: int) -> None
     slots = torch.arange(rows)
     right, own = (
         read(each, each.new_storage(128), [chain(text, slots[:0], slots)])[0]
-        for each in (in_pytorch(in_float32(name)), model(dtype, name))
+        for each in (in_pytorch(in_float32(name, dtype)), model(dtype, name))
     )
     for field in ("logits", "hidden", "cached"):
         assert error(vars(own)[field], vars(right)[field]) < bound(dtype)
@@ -120,18 +120,18 @@ def test_it_is_near_to_float32(dtype: torch.dtype, name: str, rows: int) -> None
 
 @each_pass
 def test_an_outlier_among_the_states_leaves_the_others_as_they_are(dtype: torch.dtype) -> None:
-    """Rows in bytes have two for each number: one would give small numbers beside a large one next to no digits."""
+    """Rows have two bytes for each number: one would give small numbers beside a large one next to no digits."""
     shape = SHAPES["one head each"]
     made, right = drafting(shape, dtype), tiny(shape, dtype=torch.float32)
     for each in (made, right):
         each.model.norm.get_parameter("weight").data[3] = 2000.0
         each.lm_head.weight.data[:, 3] = 0
-    in_pytorch(round_matrices(right))
+    in_pytorch(round_matrices(right, dtype))
     text = torch.arange(20)
     found, expected = (
         read(each, each.new_storage(32), [chain(text, text[:0], text)])[0].logits for each in (made, right)
     )
-    assert error(found, expected) < bound(dtype)
+    assert error(found, expected) < max(0.01, bound(dtype))
 
 
 @each_pass

@@ -59,7 +59,8 @@ class LoadedModel:
 
         def load(source: Source) -> tuple[TargetModel, Tokenizer]:
             tokenizer = load_tokenizer(source)
-            return load_model(source, dtype=precision, device=place, progress=progress), tokenizer
+            rounds = dtype == "auto"
+            return load_model(source, dtype=precision, device=place, rounds=rounds, progress=progress), tokenizer
 
         def load_beside(other: str) -> TargetModel:
             target, theirs = load(find(other))

@@ -108,9 +108,15 @@ def _source(name: str, kind: Kind, folder: Path) -> Source:
 
 
 def load_model(
-    source: Source, *, dtype: torch.dtype, device: torch.device | str = "cpu", progress: Progress | None = None
+    source: Source,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    rounds: bool = False,
+    progress: Progress | None = None,
 ) -> TargetModel:
-    """Our transformer with the weights of `source`, or an adapter around another family's model."""
+    """Our transformer with the weights of `source`, or an adapter around another family's model. With `rounds` its rows
+    may be rounded to 16 bits where its matrices have 4 or 8."""
     device = torch.device(device)
     if source.config is None:
         from forerun.models.adapter import load_adapter
@@ -126,6 +132,7 @@ def load_model(
     model.load_state_dict(tensors, assign=True)
     if source.config.tied:
         model.tie()  # one parameter, not two that share memory
+    model.rounds = rounds
     return model.requires_grad_(False).eval()
 
 

@@ -7,7 +7,7 @@ input are laid side by side, so that one product makes queries, keys and values,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -167,6 +167,8 @@ class Transformer(nn.Module):
     branches = True
     only_drafts = False
     """What it says is checked by another model, so its weights may be rounded where that is faster."""
+    rounds = False
+    """Its rows may be rounded to 16 bits where matrices lie in 4 or 8."""
     learned_through = False
     """Somebody computes through its modules, so their matrices stay as checkpoints have them."""
     ids: Tensor | None = None
@@ -226,7 +228,7 @@ class Transformer(nn.Module):
         if self.device.type == "cpu" and self.dtype == torch.bfloat16 and amx.supports(self.config):
             return amx.arithmetic()
         if self.device.type == "cpu" and self.dtype == torch.float32 and floats.supports(self.config):
-            return floats.arithmetic()
+            return replace(floats.arithmetic(), rounds=(self.rounds or self.only_drafts) and floats.rounds())
         return None
 
     def _packed(self, arithmetic: Arithmetic) -> PassInC:

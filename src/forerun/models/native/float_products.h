@@ -1,4 +1,4 @@
-/* Rows times matrices, with weights in float32 or in bytes with one scale for each output.
+/* Rows times matrices, with weights in float32, folded or not.
  *
  * Matrices lie in panels of 32 outputs, [out / 32][in][32]; of gate and up, panels take turns. A number is the sum of
  * sums over 128 inputs each, from the first on, of which each adds up its products from left to right: so rows have the
@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "folded.h"
+#include "rounded.h"
 #include "stream.h"
 #include "vectors.h"
 
@@ -36,15 +37,12 @@ typedef struct {
     int64_t step;      /* so many bytes with each input */
 } Piece;
 
-static inline Vector weights_of(const void *panel, int64_t place, const int bytes) {
-    if (bytes) return from_bytes((const int8_t *)panel + place);
-    return *(const Loose *)((const float *)panel + place);
-}
+static inline Vector weights_of(const void *panel, int64_t place) { return *(const Loose *)((const float *)panel + place); }
 
-/* Adds up a piece of which `rows` and `bytes` are constant where this is called; where it has fewer rows the last one is
- * computed again. */
+/* Adds up a piece of which `rows` are constant where this is called; where it has fewer rows the last one is computed
+ * again. */
 static inline __attribute__((always_inline)) void add_up(const Piece *piece, const void *panel, float (*sums)[PANEL],
-                                                         const int rows, const int bytes) {
+                                                         const int rows) {
     const float *x[MOST_ROWS];
     Vector own[MOST_ROWS][VECTORS];
     const char *ahead = piece->ahead;
@@ -62,7 +60,7 @@ static inline __attribute__((always_inline)) void add_up(const Piece *piece, con
 #if LANES == 16 /* few vectors of weights and many rows, */
         Vector weights[VECTORS];
 #pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) weights[v] = weights_of(panel, k * PANEL + v * LANES, bytes);
+        for (int v = 0; v < VECTORS; v++) weights[v] = weights_of(panel, k * PANEL + v * LANES);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             Vector number = all(x[r][k]);
@@ -75,7 +73,7 @@ static inline __attribute__((always_inline)) void add_up(const Piece *piece, con
         for (int r = 0; r < rows; r++) numbers[r] = all(x[r][k]);
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; v++) {
-            Vector weights = weights_of(panel, k * PANEL + v * LANES, bytes);
+            Vector weights = weights_of(panel, k * PANEL + v * LANES);
             READ_ONCE(weights);
 #pragma GCC unroll 3
             for (int r = 0; r < rows; r++) own[r][v] = fused(numbers[r], weights, own[r][v]);
@@ -91,12 +89,9 @@ static inline __attribute__((always_inline)) void add_up(const Piece *piece, con
 }
 
 typedef void AddUp(const Piece *, const void *panel, float (*sums)[PANEL]);
-#define FIXED(rows)                                                                               \
-    static void floats_##rows(const Piece *piece, const void *panel, float (*sums)[PANEL]) {      \
-        add_up(piece, panel, sums, rows, 0);                                                      \
-    }                                                                                             \
-    static void bytes_##rows(const Piece *piece, const void *panel, float (*sums)[PANEL]) {       \
-        add_up(piece, panel, sums, rows, 1);                                                      \
+#define FIXED(rows)                                                                          \
+    static void floats_##rows(const Piece *piece, const void *panel, float (*sums)[PANEL]) { \
+        add_up(piece, panel, sums, rows);                                                    \
     }
 FIXED(1)
 FIXED(2)
@@ -119,7 +114,7 @@ FIXED(12)
 #else
 #define BY_ROWS(kind) {0, kind##_1, kind##_2}
 #endif
-static AddUp *const in_floats[] = BY_ROWS(floats), *const in_bytes[] = BY_ROWS(bytes);
+static AddUp *const in_floats[] = BY_ROWS(floats);
 
 /* The same for a folded panel, whose numbers are used as they are unfolded. */
 static inline __attribute__((always_inline)) void add_up_folded(const Piece *piece, const char *group, float (*sums)[PANEL],
@@ -177,6 +172,33 @@ THIRD(eighths, EIGHTHS)
 #endif
 static AddUp *const *const in_form[] = {in_floats, BY_FEW(halves), BY_FEW(nibbles), BY_FEW(eighths)};
 
+/* Of what the thread will read later as much as this part of `bytes`, each with one of so many `parts` of the arithmetic. */
+static inline int64_t ahead_of(Stream *s, int64_t bytes, int64_t block, int64_t blocks, int64_t parts, const char **ahead) {
+    int64_t own = bytes * (block + 1) / blocks - bytes * block / blocks;
+    const char *found = claim(s, own);
+    if (!found) return 0;
+    *ahead = found;
+    return (own + parts - 1) / parts;
+}
+
+/* `multiply` for rows that were rounded. */
+static void multiply_rounded(const Task *t, Matrix matrix, const char *weights, int64_t row, int64_t rows, Sums *out, Stream *s) {
+    AddUpRounded *const *add = matrix.form == NIBBLES ? nibbles_rounded : eighths_rounded;
+    int64_t blocks = (rows + TOGETHER - 1) / TOGETHER, most = blocks > 1 ? 4 * INPUTS : t->in; /* the first cache holds */
+    for (int64_t input = 0; input < t->in; input += most) {
+        int64_t inputs = t->in - input < most ? t->in - input : most;
+        for (int64_t block = 0; block < blocks; block++) {
+            int64_t first = TOGETHER * block, count = rows - first < TOGETHER ? rows - first : TOGETHER;
+            int64_t place = (row + first) * t->in + TOGETHER * input;
+            const int16_t *x = s->p->rounded + place;
+            RoundedPiece piece = {x, s->p->rounded_scales + place / SIDE * 2, inputs, (const char *)x, 0};
+            if (row == 0)
+                piece.step = ahead_of(s, bytes_of(matrix, PANEL * inputs), block, blocks, inputs / SIDE, &piece.ahead);
+            add[count](&piece, weights + bytes_of(matrix, input * PANEL), out->sums + first);
+        }
+    }
+}
+
 /* What a panel makes of some rows. Of what the thread will read later as much is fetched as is read here the first time,
  * by all blocks in turn: memory should not wait while they compute. */
 static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, int64_t rows, Sums *out, Stream *s) {
@@ -185,10 +207,11 @@ static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, i
     int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
     if (blocks == 1 && rows > 4) blocks = 2; /* one computes while what the other has fetched is near */
     memset(out, 0, sizeof(float) * PANEL * (size_t)rows);
+    if (s->p->rounded && rounds_with(matrix.form)) return multiply_rounded(t, matrix, weights, row, rows, out, s);
     for (int64_t input = 0; input < t->in; input += INPUTS) {
         int64_t inputs = t->in - input < INPUTS ? t->in - input : INPUTS;
         const char *here = weights + bytes_of(matrix, input * PANEL);
-        AddUp *const *add = matrix.scales ? in_bytes : rows > FEW ? in_floats : in_form[matrix.form];
+        AddUp *const *add = rows > FEW ? in_floats : in_form[matrix.form];
         if (matrix.form && rows > FEW) {
             unfold(matrix.form, here, inputs, unfolded);
             here = (const char *)unfolded;
@@ -197,18 +220,10 @@ static void multiply(const Task *t, Matrix matrix, int64_t panel, int64_t row, i
             int64_t first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
             const float *x = t->x + (row + first) * t->in + input;
             Piece piece = {x, t->in, count, inputs, (const char *)x, 0};
-            if (row == 0) {
-                int64_t bytes = bytes_of(matrix, PANEL * inputs);
-                int64_t part = bytes * (block + 1) / blocks - bytes * block / blocks;
-                const char *ahead = claim(s, part);
-                if (ahead) piece.ahead = ahead, piece.step = (part + inputs - 1) / inputs;
-            }
+            if (row == 0) piece.step = ahead_of(s, bytes_of(matrix, PANEL * inputs), block, blocks, inputs, &piece.ahead);
             add[count](&piece, here, out->sums + first);
         }
     }
-    if (!matrix.scales) return;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < PANEL; i++) out->sums[r][i] *= matrix.scales[panel * PANEL + i];
 }
 
 /* The first of 32 logits from `token` on that is larger than all before them. NaN stays. */

@@ -44,10 +44,16 @@ static void turn_head(float *head, const float *weight, int64_t size, double eps
 
 static void keep_row(const float *row, int64_t size, float *out) { memcpy(out, row, sizeof(float) * (size_t)size); }
 
-/* Rows are read as they are, and so are keys. */
-static void ready_row(const Model *m, const Pass *p, float *rows, int64_t row, int64_t width) {
-    (void)m, (void)p, (void)rows, (void)row, (void)width;
+static int rows_get_ready(const Model *m, const Pass *p) {
+    (void)m;
+    return p->rounded != NULL;
 }
+
+static void ready_row(const Model *m, const Pass *p, float *rows, int64_t row, int64_t width) {
+    if (rows_get_ready(m, p)) round_row(rows + row * width, row, width, p->rounded, p->rounded_scales);
+}
+
+/* Keys are read as they are. */
 static void pack_all(const Model *m, const Pass *p, const float *cache, int thread, int threads) {
     (void)m, (void)p, (void)cache, (void)thread, (void)threads;
 }
@@ -60,3 +66,5 @@ static inline Vector widened(const float *row) { return *(const Loose *)row; }
 #include "pass.h"
 
 #include "growth.h"
+
+int64_t forerun_rounds(void) { return ROUNDS; }

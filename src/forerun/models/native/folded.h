@@ -2,13 +2,14 @@
  * numbers, and only zeros lose their sign, so nothing that is computed with them changes.
  *
  * They lie in groups of 32 outputs and 32 inputs, panels of 32 outputs one after the other. A group has words of 32 bits,
- * one for each output and some inputs, the first of these in the lowest bits:
+ * one for each output and some inputs:
  *
  *   HALVES   bfloat16                               [16][32] words of 2
  *   NIBBLES  least + scale q, q from 0 to 15        scales [32], least numbers [32], [4][32] words of 8
  *   EIGHTHS  scale q, q from -127 to 127            scales [32], [8][32] words of 4
  *
- * with a scale, and a least number, for each output.
+ * with a scale, and a least number, for each output. Of the inputs that share a word those with even numbers are in its lower
+ * half, and the next one of each lies 16 bits higher: shifted and masked, a word has two neighbours in its halves.
  */
 #pragma once
 #include <math.h>
@@ -23,6 +24,9 @@ typedef Whole LooseWhole __attribute__((aligned(4), may_alias));
 /* Where the words of a group begin, and how many inputs share one. */
 static inline int64_t words_at(int64_t form) { return form == NIBBLES ? 8 * SIDE : form == EIGHTHS ? 4 * SIDE : 0; }
 static inline int inputs_in(int64_t form) { return form == NIBBLES ? 8 : form == EIGHTHS ? 4 : 2; }
+
+/* Where the i-th of them lies, counted from the lowest bits. */
+static inline int place_in(int64_t form, int i) { return i / 2 + inputs_in(form) / 2 * (i % 2); }
 
 /* What some outputs need besides words. */
 typedef struct {
@@ -44,8 +48,9 @@ static inline Whole words_of(const int form, const char *group, int64_t input, i
 /* The numbers of the i-th input that shares these words. */
 static inline Vector number_in(const int form, Whole words, int i, Steps steps) {
     if (form == HALVES) return (Vector)(i ? words & ~0xffff : words << 16);
-    if (form == NIBBLES) return fused(steps.scale, __builtin_convertvector(words >> 4 * i & 15, Vector), steps.least);
-    return steps.scale * __builtin_convertvector(words << (24 - 8 * i) >> 24, Vector);
+    const int place = place_in(form, i);
+    if (form == NIBBLES) return fused(steps.scale, __builtin_convertvector(words >> 4 * place & 15, Vector), steps.least);
+    return steps.scale * __builtin_convertvector(words << (24 - 8 * place) >> 24, Vector);
 }
 
 /* One group, to [32 inputs][32 outputs]. */
@@ -94,6 +99,16 @@ static inline int steps_of(const float *x, float scale, float start, int low, in
     return 1;
 }
 
+static inline void put_words(int64_t form, const int8_t *q, char *group, int64_t output) {
+    uint32_t *words = (uint32_t *)(group + words_at(form)) + output;
+    int each = inputs_in(form), bits = 32 / each;
+    for (int k = 0; k < SIDE; k += each) {
+        uint32_t word = 0;
+        for (int i = 0; i < each; i++) word |= ((uint32_t)q[k + i] & ((1u << bits) - 1)) << bits * place_in(form, i);
+        words[SIDE * (k / each)] = word;
+    }
+}
+
 /* One output of a group, from its 32 numbers; 0 where they do not allow it. */
 static inline int fold_output(int64_t form, const float *x, char *group, int64_t output) {
     uint32_t *words = (uint32_t *)(group + words_at(form)) + output;
@@ -123,12 +138,7 @@ static inline int fold_output(int64_t form, const float *x, char *group, int64_t
             if (!steps_of(x, *scale, *least, 0, 15, q)) return 0;
         }
     }
-    int each = inputs_in(form), bits = 32 / each;
-    for (int k = 0; k < SIDE; k += each) {
-        uint32_t word = 0;
-        for (int i = 0; i < each; i++) word |= ((uint32_t)q[k + i] & ((1u << bits) - 1)) << bits * i;
-        words[SIDE * (k / each)] = word;
-    }
+    put_words(form, q, group, output);
     return 1;
 }
 
@@ -163,6 +173,22 @@ int64_t forerun_fold(const float *matrix, char *place, int64_t outputs, int64_t 
             for (int64_t o = 0; o < SIDE; o++)
                 ((float *)place)[(panel * inputs + k) * SIDE + o] = matrix[(SIDE * panel + o) * inputs + k];
     return UNFOLDED;
+}
+
+/* Each 32 numbers of an output rounded to 8 bits, for what only drafts. */
+void forerun_round(const float *matrix, char *place, int64_t outputs, int64_t inputs, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads)
+    for (int64_t o = 0; o < outputs; o++)
+        for (int64_t k = 0; k < inputs; k += SIDE) {
+            char *group = place + folded_bytes(EIGHTHS, (o / SIDE * inputs + k) * SIDE);
+            const float *x = matrix + o * inputs + k;
+            float most = 0;
+            int8_t q[SIDE];
+            for (int i = 0; i < SIDE; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+            float scale = ((float *)group)[o % SIDE] = most / 127;
+            for (int i = 0; i < SIDE; i++) q[i] = (int8_t)(scale > 0 ? rintf(x[i] / scale) : 0);
+            put_words(EIGHTHS, q, group, o % SIDE);
+        }
 }
 
 /* The way back. */

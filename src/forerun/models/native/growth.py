@@ -107,7 +107,12 @@ class TreeInC:
             *(0, 0),  # `scores`, by threads and keys
             real("row_scales", height),
             0,  # `packed`: few rows look at a text
+            *(0, 0),  # `rounded` and its scales
         )
+        if head.arithmetic.rounds:
+            most = in_c.most_rounded(config, height)
+            self.pass_.rounded = whole("rounded", most, dtype=torch.int16)
+            self.pass_.rounded_scales = real("rounded_scales", most // in_c.GROUP, 2)
         self.growth = Growth(
             joined=int(entry.fc is not None),
             embedding=keep("embedding", entry.embedding).data_ptr(),

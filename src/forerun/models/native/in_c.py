@@ -31,6 +31,8 @@ FOLDED_TIMES = {Form.HALVES: 0.55, Form.NIBBLES: 0.45, Form.EIGHTHS: 0.45}
 TILE_ROWS = 32
 """Scratch is rounded up to so many rows, since tiles are read whole."""
 LINE = 64
+GROUP = 32
+"""Numbers that have a scale of their own where they are rounded."""
 FIRST_TURNS = 1024
 """Angles are made for so many positions at first, and for twice as many as needed when these are too few."""
 
@@ -63,7 +65,7 @@ Pass = structure(
     "Pass",
     "rows, segments, wanted, slots, threads, *x, *beside, *cosine, *sine, *cache, *row_slots, *first_row, *first_key, "
     "*keys, *prefix, *tail_start, *tail, *wanted_rows, *active, *features, *logits, *peaks, *highest, *likeliest, "
-    "*normed, *queries, *mixed, *act, *qkv, *scores, score_size, *row_scales, *packed",
+    "*normed, *queries, *mixed, *act, *qkv, *scores, score_size, *row_scales, *packed, *rounded, *rounded_scales",
 )
 
 
@@ -77,8 +79,10 @@ class Arithmetic:
     order: Order
     folds: ctypes.CDLL | None
     """What folds matrices."""
-    byte_time: float
-    """How long a weight in bytes takes, with a few rows, where one that is not in bytes takes 1 with one row."""
+    byte_time: float = 1.0
+    """How long a weight in bytes that is not folded takes, with a few rows, where one of `dtype` takes 1 with one."""
+    rounds: bool = False
+    """Whether rows are rounded to 16 bits where matrices are folded to 4 or 8: see `rounded.h`."""
 
 
 def llama_like(config: ModelConfig, head_unit: int) -> bool:
@@ -100,6 +104,11 @@ def score_size(config: ModelConfig, keys: int) -> int:
     """How many scores a thread has at once."""
     together = max(2 * LANES, ROWS_TOGETHER * (config.heads // config.kv_heads))
     return together * (keys + 96)
+
+
+def most_rounded(config: ModelConfig, height: int) -> int:
+    """How many numbers so many rows have, where they have most."""
+    return height * max(2 * config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
 
 
 @dataclass(frozen=True)
@@ -216,6 +225,10 @@ class PassInC:
         scores = scratch.room(4 * threads * scored)
         row_scales = scratch.room(4 * height)
         packed = scratch.room(size * seen.keys.shape[0] * kv) if rows > 1 and self.arithmetic.order.tiled else None
+        rounded = rounded_scales = None
+        if self.arithmetic.rounds:
+            most = most_rounded(config, height)
+            rounded, rounded_scales = scratch.room(2 * most), scratch.room(8 * most // GROUP)
         start = scratch.take()
         self.call(
             ctypes.byref(self.model),
@@ -229,7 +242,7 @@ class PassInC:
                     *(logits.data_ptr(), peaks.data_ptr(), start + highest, likeliest.data_ptr()),
                     *(start + normed, start + queries, start + mixed, start + act),
                     *(start + qkv, start + scores, scored, start + row_scales),
-                    None if packed is None else start + packed,
+                    *(None if room is None else start + room for room in (packed, rounded, rounded_scales)),
                 )
             ),
         )

@@ -63,6 +63,8 @@ typedef struct {
     int64_t score_size;
     float *row_scales;               /* [rows] where weights are in bytes */
     number *packed;                    /* scratch: values of all keys, or NULL */
+    int16_t *rounded;                /* scratch: rows as `rounded.h` has them, or NULL for rows as they are */
+    float *rounded_scales;
 } Pass;
 
 /* What becomes of a product. */

@@ -1,5 +1,5 @@
 /* The way of rows through all layers of a model. The file that includes this has the arithmetic: `norm_row`, `turn_head`,
- * `keep_row`, `ready_row`, `product`, `pack_all`, `attend_all`, and what a thread does before and behind a pass. */
+ * `keep_row`, `ready_row`, `rows_get_ready`, `product`, `pack_all`, `attend_all`, and what a thread does before and behind a pass. */
 #pragma once
 #include <math.h>
 #include <omp.h>
@@ -25,7 +25,7 @@ static void place_row(const Model *m, const Layer *layer, const Pass *p, number 
 }
 
 static void ready_rows(const Model *m, const Pass *p, number *rows, int64_t width, int thread, int threads) {
-    if (!m->head.scales) return;
+    if (!rows_get_ready(m, p)) return;
     for (int64_t row = thread; row < p->rows; row += threads) ready_row(m, p, rows, row, width);
 #pragma omp barrier
 }

@@ -84,10 +84,12 @@ class Shelf:
 
     def __init__(self, weights: int, order: Order, dtype: torch.dtype, library: ctypes.CDLL | None = None) -> None:
         """Room for so many weights: in bytes, or in float32 or bfloat16. With a `library` that folds, those in float32
-        take as few bytes as their numbers allow."""
-        self.order, self.dtype = order, dtype
-        self.library = library if dtype == torch.float32 else None
-        self.area = torch.frombuffer(_stretch(dtype.itemsize * weights + LARGE_PAGE), dtype=torch.uint8)
+        take as few bytes as their numbers allow, and those in bytes have a scale for each 32."""
+        self.order, self.dtype, self.library = order, dtype, library
+        size = dtype.itemsize * weights
+        if library is not None and dtype == torch.int8:
+            size = weights // 1024 * GROUP_BYTES[Form.EIGHTHS]
+        self.area = torch.frombuffer(_stretch(size + LARGE_PAGE), dtype=torch.uint8)
         self.used = -self.area.data_ptr() % LARGE_PAGE
         self.scales: list[Tensor] = []
         self.places: list[Place] = []
@@ -95,9 +97,11 @@ class Shelf:
     def put(self, matrix: Tensor) -> Place:
         """matrix [out, in]"""
         matrix, (outputs, inputs) = matrix.contiguous(), matrix.shape
+        if self.library is not None:
+            matrix = matrix.float()
         where, form, address = None, Form.UNFOLDED, self.area.data_ptr() + self.used
         if self.library is not None:
-            form = Form(self._fold(self.library, matrix, address))
+            form = self._fold(self.library, matrix, address)
             size = matrix.numel() // 1024 * GROUP_BYTES[form]
         else:
             if self.dtype == torch.int8:
@@ -125,13 +129,14 @@ class Shelf:
         matrix = self.order.restored(kept, place.outputs, place.inputs)
         return matrix * self.scales[-1][:, None] if self.scales else matrix
 
-    @staticmethod
-    def _fold(library: ctypes.CDLL, matrix: Tensor, address: int) -> int:
-        library.forerun_fold.restype = ctypes.c_int64
+    def _fold(self, library: ctypes.CDLL, matrix: Tensor, address: int) -> Form:
         pointers = ctypes.c_void_p(matrix.data_ptr()), ctypes.c_void_p(address)
         sizes = (ctypes.c_int64(size) for size in (*matrix.shape, torch.get_num_threads()))
-        found: int = library.forerun_fold(*pointers, *sizes)
-        return found
+        if self.dtype == torch.int8:
+            library.forerun_round(*pointers, *sizes)
+            return Form.EIGHTHS
+        library.forerun_fold.restype = ctypes.c_int64
+        return Form(library.forerun_fold(*pointers, *sizes))
 
 
 def _stretch(size: int) -> mmap.mmap:

@@ -58,23 +58,6 @@ static inline Vector all(float number) {
 #endif
 }
 
-/* Whole numbers of a byte each. */
-static inline Vector from_bytes(const int8_t *bytes) {
-#if defined(__AVX512F__)
-    return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)bytes)));
-#elif defined(__AVX2__)
-    return (Vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)bytes)));
-#elif defined(__aarch64__)
-    int32_t four;
-    memcpy(&four, bytes, 4);
-    return (Vector)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8((uint32_t)four)))));
-#else
-    Vector found;
-    for (int i = 0; i < LANES; i++) found[i] = bytes[i];
-    return found;
-#endif
-}
-
 typedef float Quad __attribute__((vector_size(16)));
 typedef float LooseQuad __attribute__((vector_size(16), aligned(4), may_alias));
 
