@@ -16,7 +16,7 @@ from forerun.bench.cases import Case, Setting, shown
 from forerun.cli.bench_options import Grid
 from forerun.cli.bench_tables import show
 from forerun.cli.files import check_writable, write_whole
-from forerun.cli.model_options import loading
+from forerun.cli.model_options import DTYPES, loading
 
 if TYPE_CHECKING:  # torch is loaded when a command needs it, not when the program starts
     from forerun.bench.contest import Contest
@@ -68,7 +68,7 @@ def bench(
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="As for generate.", rich_help_panel=WHAT)] = "smollm2-135m",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=WHAT)] = "auto",
+    dtype: Annotated[str, typer.Option(help=DTYPES, rich_help_panel=WHAT)] = "auto",
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto", rich_help_panel=WHAT)
     ] = None,
@@ -174,8 +174,7 @@ def bench(
     with loading(f"Loading {model}") as told:
         from forerun.bench.contest import Contest
         from forerun.bench.contestants import room_for
-        from forerun.engine.loaded import LoadedModel
-        from forerun.models.precision import parse_dtype
+        from forerun.engine.loaded import LoadedModel, precision_of
 
         loaded = LoadedModel.load(model, dtype=dtype, device=device, progress=told)
     contest = Contest(
@@ -195,7 +194,7 @@ def bench(
     arguments |= {"prompts": prompts.name if prompts else "built-in", "questions": len(questions), "turns": turns}
     arguments |= {"per_category": per_category, "limit": limit, "repeat": repeat, "peer_rounds": peer_rounds}
     arguments |= {"top_p": top_p, "seed": seed, "warm_up": warm_up, "prompts_digest": _digest(questions)}
-    arguments["precision"] = str(parse_dtype(dtype, loaded.target.device)).removeprefix("torch.")
+    arguments["precision"] = precision_of(loaded.target)
     store = _store(contest, json_file, arguments, grid, _weights(grid, loaded), resume=resume)
     complete = _run(contest, store)
     _finish(store, report, complete=complete)

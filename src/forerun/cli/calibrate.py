@@ -12,7 +12,7 @@ from rich.text import Text
 
 from forerun.cli.console import output, working
 from forerun.cli.input import read_text
-from forerun.cli.model_options import loading
+from forerun.cli.model_options import DTYPES, loading
 
 if TYPE_CHECKING:  # torch is loaded when a command needs it, not when the program starts
     from forerun.drafters.layer_search import Progress
@@ -62,7 +62,7 @@ def layer_skip(
             show_default="what the model answers to eight prompts",
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help=DTYPES)] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,

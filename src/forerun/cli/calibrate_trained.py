@@ -15,7 +15,7 @@ from forerun.cli.calibrate import PROMPTS
 from forerun.cli.confidence_picture import draw_confidence, way_of_choosing
 from forerun.cli.console import output, working
 from forerun.cli.files import check_writable, write_whole
-from forerun.cli.model_options import loading
+from forerun.cli.model_options import DTYPES, loading
 from forerun.theory.plot import picture_format
 
 
@@ -42,7 +42,7 @@ def trained(
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Draw confidence against acceptance to this .png, .svg or .pdf.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help=DTYPES)] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto")] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,

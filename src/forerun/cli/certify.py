@@ -227,8 +227,8 @@ def _certify(
     from forerun.certify.contexts import ANSWER
     from forerun.drafters.find import Setup, make_drafter
     from forerun.engine.controller import Controller
+    from forerun.engine.loaded import precision_of
     from forerun.engine.prompts import to_tokens
-    from forerun.models.precision import dtype_name
 
     target, tokenizer = loaded.target, loaded.tokenizer
     if other is not None and other.tokenizer.fingerprint != tokenizer.fingerprint:
@@ -251,7 +251,7 @@ def _certify(
         except certificate.BrokeDownError as error:
             raise ValueError(f"no certificate: {error}") from error
     rules = {f"{params.temperature:g}": certified.rule_for(params).name for params in plan.settings}
-    return found, dtype_name(target.dtype), rules
+    return found, precision_of(target), rules
 
 
 # --- telling ------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 WHICH = "Model and drafter"
 HOW = "Sampling"
+DTYPES = """auto, float32, bfloat16 or float16. On a CPU without matrix units auto is float32, and where weights have 4 or
+8 bits, what they are multiplied with has 16."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class ModelOptions:
             help="The verification rule, see `forerun rules`.", show_default="strongest", rich_help_panel=WHICH
         ),
     ] = None
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=WHICH)] = "auto"
+    dtype: Annotated[str, typer.Option(help=DTYPES, rich_help_panel=WHICH)] = "auto"
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto", rich_help_panel=WHICH)
     ] = None

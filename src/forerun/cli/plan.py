@@ -15,6 +15,7 @@ from rich.text import Text
 
 from forerun.cli.console import output
 from forerun.cli.input import standard_input
+from forerun.cli.model_options import DTYPES
 from forerun.theory.measurements import Measurements
 from forerun.theory.planner import Recommendation, Setting, at_batch, recommend
 from forerun.trees.optimal import best_shape
@@ -109,7 +110,7 @@ def plan(
     check: Annotated[
         bool, typer.Option(help="Measure what was predicted by a short bench.", rich_help_panel=HERE)
     ] = True,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=HERE)] = "auto",
+    dtype: Annotated[str, typer.Option(help=DTYPES, rich_help_panel=HERE)] = "auto",
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1, …", show_default="auto", rich_help_panel=HERE)
     ] = None,

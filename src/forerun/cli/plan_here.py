@@ -70,7 +70,7 @@ def plan_here(asked: Asked) -> None:
         from forerun.bench.plan_run import Planner
         from forerun.bench.provenance import provenance
         from forerun.core.params import SamplingParams
-        from forerun.engine.loaded import LoadedModel
+        from forerun.engine.loaded import LoadedModel, precision_of
 
         loaded = LoadedModel.load(asked.target, dtype=asked.dtype, device=asked.device, progress=told)
     grid = _grid(asked, asked.drafters or ",".join(Planner.drafters(loaded)))
@@ -91,6 +91,7 @@ def plan_here(asked: Asked) -> None:
         "temperature": asked.temperature,
         "check": asked.check,
         "dtype": asked.dtype,
+        "precision": precision_of(loaded.target),
     }
     answer = made.as_dict() | {"provenance": provenance(arguments, str(loaded.target.device))}
     _tell(asked, made, answer, len(questions), _where(loaded))

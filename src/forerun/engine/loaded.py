@@ -12,9 +12,10 @@ import torch
 from forerun.engine.controller import Controller
 from forerun.models.checkpoint import Progress
 from forerun.models.load import Source, load_model, load_tokenizer, resolve
-from forerun.models.precision import parse_dtype
+from forerun.models.precision import dtype_name, parse_dtype
 from forerun.models.target import TargetModel
 from forerun.models.tokenizer import Tokenizer
+from forerun.models.transformer import Transformer
 
 BLOCK = 16
 DEVICES = ("cpu", "cuda")
@@ -71,6 +72,16 @@ class LoadedModel:
         source = find(str(name), revision)
         target, tokenizer = load(source)
         return cls(target, tokenizer, source.folder, load_beside)
+
+
+def precision_of(target: TargetModel) -> str:
+    """The numbers that it computes with."""
+    if isinstance(target, Transformer):
+        if not target.prepared:
+            target.prepare()
+        if target.rounded:
+            return f"{dtype_name(target.dtype)}, rows of 16 bits"
+    return dtype_name(target.dtype)
 
 
 def find_device(name: str | None) -> torch.device:

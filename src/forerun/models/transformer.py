@@ -200,6 +200,11 @@ class Transformer(nn.Module):
         """Whether going by its weights takes less than half as long as if they were kept as they are."""
         return self.in_c is not None and 2 * self.in_c.weights_time < weights_read(self.config)
 
+    @property
+    def rounded(self) -> bool:
+        """Whether rows have 16 bits where they are multiplied."""
+        return self.in_c is not None and self.in_c.rounded
+
     def tie(self) -> None:
         """Make the embedding the output head too; to be done again when it was replaced by another tensor."""
         self.lm_head.weight = self.model.embed_tokens.weight

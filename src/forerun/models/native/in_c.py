@@ -185,6 +185,11 @@ class PassInC:
         times = FOLDED_TIMES | {Form.UNFOLDED: self.arithmetic.byte_time if self.in_bytes else 1.0}
         return sum(times[place.form] * place.outputs * place.inputs for place in self.shelf.places)
 
+    @property
+    def rounded(self) -> bool:
+        """Whether rows have 16 bits in any product."""
+        return self.arithmetic.rounds and any(place.form in (Form.NIBBLES, Form.EIGHTHS) for place in self.shelf.places)
+
     def head_matrix(self) -> Tensor:
         """[V, H], copied back."""
         return self.shelf.last().to(self.arithmetic.dtype)
