@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 WHICH = "Model and drafter"
 HOW = "Sampling"
-DTYPES = """auto, float32, bfloat16 or float16. On a CPU without matrix units auto is float32, and where weights have 4 or
-8 bits, what they are multiplied with has 16."""
+DTYPES = (
+    "auto, float32, bfloat16 or float16. On a CPU without matrix units auto is float32, and where weights have 4 or 8 "
+    "bits, what they are multiplied with has 16."
+)
 
 
 @dataclass(frozen=True)

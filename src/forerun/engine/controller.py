@@ -58,7 +58,8 @@ that number: of many texts a step is more of all there is to write); and that ma
 OFTEN, LONG, SELDOM = 16, 32, 512
 """Passes between two tries of a size that may be best, of plain steps with several texts on a CPU, and of any."""
 STANDS = 4
-"""Passes for which a choice stands on an accelerator, where nothing is new or tried: it would wait for the host."""
+"""Passes for which a choice stands: on an accelerator, which would wait for the host, where nothing is new or tried;
+elsewhere plain steps, of which one is a small part of what there is to know."""
 POOR, RETURN = 0.8, 32
 """How much less than the time of its rows a text's drafts give before it is left out, and for how many choices."""
 UNKNOWN, MANY_ROWS, FORGOTTEN = 1.4, 64, 128
@@ -133,8 +134,7 @@ class Controller:
                 standing.left_out = 0 if drafts else standing.left_out + 1
         self._drafting = {text for text, drafts in zip(texts, worthy, strict=True) if drafts}
         self._limits = [SIZES[self._size] if drafts else 0 for drafts in worthy]
-        stands = self.rounded and all(times.of(size) is not None for size in self._sizes())
-        self._asked, self._stands = list(texts), STANDS if stands else 0
+        self._asked, self._stands = list(texts), STANDS if trial is None and self._settled(times) else 0
         return self._limits
 
     def usual(self, texts: Many[int]) -> list[int | None]:
@@ -160,7 +160,11 @@ class Controller:
         again, as for what was put off until something is drafted. A step in which something was captured or built is
         not `settled`: it says nothing of how long its like take, but if drafts were tried, they are paid for."""
         self._stands -= steps
-        self._seen.append(Step(texts, drafted, tokens, seconds, steps, beside, settled))
+        step = Step(texts, drafted, tokens, seconds, steps, beside, settled)
+        if self._seen and self._seen[-1].goes_on_with(step):
+            self._seen[-1] = self._seen[-1].and_then(step)
+        else:
+            self._seen.append(step)
         if self._stands <= 0 or self.trying:
             self.catch_up()
 
@@ -209,6 +213,12 @@ class Controller:
         standing = self.texts.pop(text, None)
         if standing is not None and standing.tokens:
             self.length.add(standing.tokens)
+
+    def _settled(self, times: Times) -> bool:
+        """Whether the next few choices would hardly differ."""
+        if not self.rounded:
+            return times.chosen == PLAIN and times.of(PLAIN) is not None
+        return all(times.of(size) is not None for size in self._sizes())
 
     # --- learning ----------------------------------------------------------------------------------------------
 

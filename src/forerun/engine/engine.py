@@ -225,7 +225,7 @@ class Engine:
         return job
 
     def _go_on_meanwhile(self) -> None:
-        if self.controller is not None:
+        if self.controller is not None and self.target.device.type != "cpu":
             self.controller.catch_up()
         if self.meanwhile is not None:
             self.meanwhile()

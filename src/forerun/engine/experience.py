@@ -39,6 +39,16 @@ class Step(NamedTuple):
     beside: float
     settled: bool
 
+    def goes_on_with(self, other: Step) -> bool:
+        """Whether both are plain ones for the same texts: then they are as good as one of more passes."""
+        plain = not any(self.drafted) and not any(other.drafted)
+        return plain and self.settled and other.settled and self.texts == other.texts
+
+    def and_then(self, other: Step) -> Step:
+        tokens = [mine + theirs for mine, theirs in zip(self.tokens, other.tokens, strict=True)]
+        seconds, beside = self.seconds + other.seconds, self.beside + other.beside
+        return self._replace(tokens=tokens, seconds=seconds, passes=self.passes + other.passes, beside=beside)
+
 
 def bucket_of(texts: int, *, rounded: bool) -> int:
     """Numbers of texts that count as one: up to the next power of two, or to three quarters of it where every row takes

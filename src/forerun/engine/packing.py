@@ -85,14 +85,15 @@ def _on_host(parts: list[Tensor]) -> list[Tensor]:
 
 def kept_states(features: Mapping[int, Tensor], starts: Many[int], rows: Many[Many[int]]) -> list[StepStates]:
     """For each turn the states [n, H] of the rows that it kept, counted from its start. All of a layer are picked at
-    once: a device would take as long for each turn."""
+    once: a device would take as long for each turn. On the host none are where every row stays, as in plain decoding."""
     counts = [len(own) for own in rows]
     whole = features
     if features:
         picked = [start + row for start, own in zip(starts, rows, strict=True) for row in own]
         some = next(iter(features.values()))
-        index = to_device(picked, some.device)
-        whole = {layer: states.index_select(0, index) for layer, states in features.items()}
+        if some.device != HOST or picked != list(range(len(some))):
+            index = to_device(picked, some.device)
+            whole = {layer: states.index_select(0, index) for layer, states in features.items()}
     firsts = [0, *accumulate(counts)]
     return [StepStates(whole, first, count) for first, count in zip(firsts, counts, strict=False)]
 
