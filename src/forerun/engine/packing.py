@@ -85,7 +85,7 @@ def _on_host(parts: list[Tensor]) -> list[Tensor]:
 
 def kept_states(features: Mapping[int, Tensor], starts: Many[int], rows: Many[Many[int]]) -> list[StepStates]:
     """For each turn the states [n, H] of the rows that it kept, counted from its start. All of a layer are picked at
-    once: a device would take as long for each turn. On the host none are where every row stays, as in plain decoding."""
+    once: a device would take as long for each turn. On the host none are copied where every row stays."""
     counts = [len(own) for own in rows]
     whole = features
     if features:
