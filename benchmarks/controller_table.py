@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from benchmarks.kept import RESULTS, load
@@ -14,16 +13,8 @@ PARTS = (
 )
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
-CPU_PARTS = (
-    *("1-others", "1-again", "1-heads", "32-whole", "32-others", "32-again"),
-    *("8-eagle3", "8-suffix", "8-lookahead", "8-parallel", "8-again", "8-mtp"),
-)
-XEON = tuple(
-    f"controller-xeon-{part}" for part in ("1", "1-others", "1-again", "1-ngram", "8", "8-again", "32", "32-again")
-)
-CPU = (*(f"controller-cpu-{part}" for part in CPU_PARTS), *XEON)
-FOLDED = ("controller-folded-1",)
-MACHINES = ("H200", "ARM", "Xeon", "Xeon, folded")
+CPU = tuple(f"controller-rounded-{batch}" for batch in (1, 8, 32))
+MACHINES = ("H200", "EPYC", "Xeon")
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
 
 Cell = tuple[str, str, int]
@@ -34,7 +25,7 @@ def table(footnote: Callable[[dict[str, Any]], str]) -> str:
     found: dict[Cell, str] = {}
     again: dict[int, list[float]] = {}
     notes = []
-    for names, read in ((DEVICE, _on_device), (CPU, _on_cpu), (FOLDED, partial(_on_cpu, kind=", folded"))):
+    for names, read in ((DEVICE, _on_device), (CPU, _on_cpu)):
         for name in names:
             if (RESULTS / f"{name}.json").exists():
                 result = load(name)
@@ -74,10 +65,10 @@ def _on_device(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
             yield (drafter, "H200", batch), f"{row['speedup']:.2f}{beside}"
 
 
-def _on_cpu(result: dict[str, Any], kind: str = "") -> Iterator[tuple[Cell, str]]:
+def _on_cpu(result: dict[str, Any]) -> Iterator[tuple[Cell, str]]:
     """With what a fixed tree gives behind it, where that was measured beside it."""
     rows = {row["method"]: row for row in result["rows"] if row["category"] == "overall"}
-    machine = ("Xeon" if "Xeon" in result["provenance"]["cpu"] else "ARM") + kind
+    machine = next(name for name in MACHINES if name in result["provenance"]["cpu"])
     for method, row in rows.items():
         if not method.endswith(" adaptive"):
             continue

@@ -11,7 +11,7 @@ HEADS = "device-8b-heads"
 CORES = {
     "two cores of a Xeon with AMX, 135M": ("trained-cpu-sharp-0", "trained-cpu-sharp-1"),
     "two cores of a Xeon without, 135M in float32": ("trained-folded-wide", "trained-folded-wide-sampled"),
-    "two cores of an EPYC, 256 bits, 135M in float32": ("trained-folded", "trained-folded-sampled"),
+    "two cores of an EPYC, 135M in 4 bits, rows in 16": ("trained-rounded", "trained-rounded-sampled"),
 }
 ALONE = ("trained-alone-medusa", "trained-alone-eagle", "trained-alone-trees", "trained-alone")
 

@@ -15,9 +15,9 @@ from forerun.drafters.layer_skip import LayerSkip
 from forerun.drafters.none import NoDrafter
 from forerun.drafters.parallel import Parallel
 from forerun.engine.build import build_engine
-from forerun.engine.controller import GUESSED, Controller
+from forerun.engine.controller import GUESSED, STANDS, Controller
 from forerun.engine.engine import Engine
-from forerun.engine.experience import SIZES
+from forerun.engine.experience import SIZES, Step
 from forerun.engine.loaded import LoadedModel
 from forerun.engine.request import Request
 from forerun.models.heads.files import HeadFolder, write_head
@@ -370,3 +370,41 @@ def test_a_text_that_is_left_out_comes_back_seldom() -> None:
         drafted += sizes[0] > 0
         controller.observe([0, 1, 2, 3, 4, 5], sizes, tokens, 1.0 + 0.01 * sum(sizes))
     assert 0.005 * passes < drafted < 0.06 * passes
+
+
+def test_plain_steps_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing pays: none is lost, and tries go on between them."""
+    controller, looked = Controller(), []
+    take = controller._take
+
+    def taken(step: Step) -> None:
+        looked.append(step)
+        take(step)
+
+    monkeypatch.setattr(controller, "_take", taken)
+    plain = tries = 0
+    for _ in range(3000):
+        drafted = [60 if limit is None else limit for limit in controller.limits([0])]
+        tries += any(drafted)
+        plain += not any(drafted)
+        controller.observe([0], drafted, [1], 3.0 if any(drafted) else 1.0)
+    controller.catch_up()
+    steps = [step for step in looked if not any(step.drafted)]
+    assert sum(step.passes for step in steps) == plain == sum(step.tokens[0] for step in steps)
+    assert all(step.seconds == step.passes <= STANDS for step in steps)
+    assert len(steps) < 0.4 * plain
+    assert 3 < tries < 40
+
+
+def test_steps_of_other_texts_and_unsettled_ones_are_looked_at_by_themselves() -> None:
+    plain = Step([0, 1], [0, 0], [1, 1], 1.0, 1, 0.25, True)
+    assert plain.goes_on_with(plain)
+    assert plain.and_then(plain) == Step([0, 1], [0, 0], [2, 2], 2.0, 2, 0.5, True)
+    for other in (
+        plain._replace(texts=[0]),
+        plain._replace(texts=[0, 2]),
+        plain._replace(drafted=[0, 2]),
+        plain._replace(settled=False),
+    ):
+        assert not plain.goes_on_with(other)
+        assert not other.goes_on_with(plain)
