@@ -45,7 +45,7 @@ static inline Whole paired(Whole a, Whole b, Whole sums) {
 #endif
 }
 
-/* Two numbers of a row, in all lanes. As if they were one of float32: AMD's processors read whole numbers at half the pace. */
+/* Two numbers of a row, in all lanes, as if they were one of float32: AMD's processors are faster at that. */
 static inline Whole both(const int16_t *numbers) {
     float two;
     memcpy(&two, numbers, 4);
