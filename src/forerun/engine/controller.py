@@ -41,6 +41,7 @@ from forerun.engine.experience import (
     Step,
     Times,
     bucket_of,
+    see,
 )
 
 GUESSED = (0.0, 0.4, 0.65, 0.85, 1.0)
@@ -134,7 +135,9 @@ class Controller:
                 standing.left_out = 0 if drafts else standing.left_out + 1
         self._drafting = {text for text, drafts in zip(texts, worthy, strict=True) if drafts}
         self._limits = [SIZES[self._size] if drafts else 0 for drafts in worthy]
-        self._asked, self._stands = list(texts), STANDS if trial is None and self._settled(times) else 0
+        known = all(times.of(size) is not None for size in (self._sizes() if self.rounded else [self._size]))
+        stands = known and trial is None and (self.rounded or self._size == PLAIN)
+        self._asked, self._stands = list(texts), STANDS if stands else 0
         return self._limits
 
     def usual(self, texts: Many[int]) -> list[int | None]:
@@ -160,11 +163,7 @@ class Controller:
         again, as for what was put off until something is drafted. A step in which something was captured or built is
         not `settled`: it says nothing of how long its like take, but if drafts were tried, they are paid for."""
         self._stands -= steps
-        step = Step(texts, drafted, tokens, seconds, steps, beside, settled)
-        if self._seen and self._seen[-1].goes_on_with(step):
-            self._seen[-1] = self._seen[-1].and_then(step)
-        else:
-            self._seen.append(step)
+        see(self._seen, Step(texts, drafted, tokens, seconds, steps, beside, settled))
         if self._stands <= 0 or self.trying:
             self.catch_up()
 
@@ -213,12 +212,6 @@ class Controller:
         standing = self.texts.pop(text, None)
         if standing is not None and standing.tokens:
             self.length.add(standing.tokens)
-
-    def _settled(self, times: Times) -> bool:
-        """Whether the next few choices would hardly differ."""
-        if not self.rounded:
-            return times.chosen == PLAIN and times.of(PLAIN) is not None
-        return all(times.of(size) is not None for size in self._sizes())
 
     # --- learning ----------------------------------------------------------------------------------------------
 
@@ -402,15 +395,5 @@ class Controller:
         plain, seconds = times.of(PLAIN), times.of(size)
         if texts == 1 or self.together or plain is None or seconds is None:
             return 0.0
-        return POOR / plain * self._rows_seconds(times, size, seconds)
-
-    def _rows_seconds(self, times: Times, size: int, seconds: float) -> float:
-        """What drafts of this size for one more text would add: as much as a step takes longer by their number, beside
-        smaller or larger ones. Nothing where few take as long as many."""
-        slopes = []
-        for other in self._sizes():
-            known, apart = times.of(other), self._nodes(size) - self._nodes(other)
-            if known is not None and apart:
-                slopes.append(((seconds - known) / apart, other == PLAIN))
-        drafting = [slope for slope, plain in slopes if not plain] or [slope for slope, _ in slopes]
-        return max(0.0, min(drafting)) * self._nodes(size)
+        nodes = {each: self._nodes(each) for each in (*self._sizes(), size)}
+        return POOR / plain * times.of_rows(size, seconds, nodes)

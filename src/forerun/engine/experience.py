@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from statistics import median, median_low
@@ -48,6 +49,14 @@ class Step(NamedTuple):
         tokens = [mine + theirs for mine, theirs in zip(self.tokens, other.tokens, strict=True)]
         seconds, beside = self.seconds + other.seconds, self.beside + other.beside
         return self._replace(tokens=tokens, seconds=seconds, passes=self.passes + other.passes, beside=beside)
+
+
+def see(seen: list[Step], step: Step) -> None:
+    """It comes behind the others, or makes the last one longer."""
+    if seen and seen[-1].goes_on_with(step):
+        seen[-1] = seen[-1].and_then(step)
+    else:
+        seen.append(step)
 
 
 def bucket_of(texts: int, *, rounded: bool) -> int:
@@ -105,6 +114,17 @@ class Times:
     def of(self, size: int) -> float | None:
         """None as long as it was hardly tried."""
         return self._known[size]
+
+    def of_rows(self, size: int, seconds: float, nodes: Mapping[int, int]) -> float:
+        """What drafts of this size for one more text would add: as much as a step takes longer by their number, beside
+        smaller or larger ones. Nothing where few take as long as many."""
+        slopes = []
+        for other, count in nodes.items():
+            known, apart = self.of(other), nodes[size] - count
+            if known is not None and apart:
+                slopes.append(((seconds - known) / apart, other == PLAIN))
+        drafting = [slope for slope, plain in slopes if not plain] or [slope for slope, _ in slopes]
+        return max(0.0, min(drafting)) * nodes[size]
 
     def _weigh(self) -> None:
         """A larger size takes no less time: where it seems to, the smaller one was disturbed."""
