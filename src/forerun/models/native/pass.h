@@ -1,5 +1,6 @@
 /* The way of rows through all layers of a model. The file that includes this has the arithmetic: `norm_row`, `turn_head`,
- * `keep_row`, `ready_row`, `rows_get_ready`, `product`, `pack_all`, `attend_all`, and what a thread does before and behind a pass. */
+ * `keep_row`, `ready_row`, `rows_get_ready`, `product`, `pack_all`,
+ * `attend_all`, and what a thread does before and behind a pass. */
 #pragma once
 #include <math.h>
 #include <omp.h>

@@ -28,7 +28,6 @@
 #endif
 
 typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
-
 typedef int16_t Halves __attribute__((vector_size(2 * LANES)));
 typedef Halves LooseHalves __attribute__((aligned(2), may_alias));
 
