@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from forerun.models.heads.side_heads import (
 from forerun.models.transformer import Transformer
 from forerun.train.answers import AnswerOptions, answer_prompts
 from forerun.train.methods.backbone import BackboneMethod
+from forerun.train.methods.find import new_method
 from forerun.train.methods.method import Task
 from forerun.train.methods.side import SideMethod, SideOptions
 from forerun.train.texts import TextBatch
@@ -85,6 +87,21 @@ def test_it_begins_as_medusa_without_one(target: Transformer) -> None:
     assert torch.equal(made(x, tokens), plain(x, tokens))
     assert made.stem is not None
     assert float(made.stem.inner.weight.std()) > 0.01  # else neither of its matrices would ever learn
+
+
+@torch.no_grad()
+def test_a_wider_one_begins_as_the_narrow_one(target: Transformer, tmp_path: Path) -> None:
+    heads, (x, tokens) = stemmed(target), some(target)
+    write_head(tmp_path / "head", HeadFolder("medusa", side_config(heads, HF), heads.trained()))
+    folder = read_head(tmp_path / "head")
+    options = SideOptions(heads=HEADS, draft_vocabulary=0, stem=WIDTH + 8)
+    made = new_method("medusa", options, Task(target, HF, Path(), texts(), begin=folder)).module
+    assert isinstance(made, SideHeads)
+    assert made.stem is not None
+    torch.testing.assert_close(made.states(x, tokens), load_side_heads(folder, target).states(x, tokens))
+    assert float(made.stem.inner.weight[WIDTH:].std()) > 0.01
+    with pytest.raises(ValueError, match=r"stem\.inner\.weight has the shape"):
+        new_method("medusa", replace(options, stem=WIDTH - 8), Task(target, HF, Path(), texts(), begin=folder))
 
 
 def test_drafts_are_by_the_token(target: Transformer) -> None:

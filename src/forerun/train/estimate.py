@@ -16,6 +16,7 @@ import torch
 from forerun.train.answers import Talk, converse
 from forerun.train.loop import TENTHS, Loop
 from forerun.train.methods.method import Method
+from forerun.train.rounding import Rounding
 from forerun.train.run import Run
 from forerun.train.texts import Text
 from forerun.train.writing import Writer
@@ -125,9 +126,9 @@ def _learning(run: Run, method: Method, texts: list[Text]) -> _Trial:
     with tempfile.TemporaryDirectory() as folder:
         options = replace(run.settings.loop, steps=STEPS, every=STEPS, time_limit=None)
         place = Path(folder) / "checkpoint.pt"
-        Loop(
-            method, texts, options, measure, place, run.processes, lambda _: told.append(time.perf_counter()), look=1
-        ).run()
+        rounding = Rounding(method.module, run.settings.bits)
+        tell = lambda _: told.append(time.perf_counter())  # noqa: E731
+        Loop(method, texts, options, measure, place, run.processes, tell, look=1, rounding=rounding).run()
     learns = sum(weight.numel() for weight in method.module.parameters() if weight.requires_grad)
     return _Trial(mean(later - earlier for earlier, later in pairwise(told)), measured[-1], learns)
 

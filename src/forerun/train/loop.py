@@ -24,6 +24,7 @@ from forerun.train.checkpoint import read_checkpoint, write_checkpoint
 from forerun.train.loss import Learner, Steady
 from forerun.train.optimizers import Optimizer, Paced, optimizers
 from forerun.train.processes import Processes
+from forerun.train.rounding import Rounding
 from forerun.train.texts import Text, TextBatch
 
 CLIP = 1.0
@@ -104,9 +105,10 @@ class Loop:
         processes: Processes = Processes(),
         tell: Callable[[News], None] = lambda news: None,
         look: int | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         """`measure` is what should rise; `place` is the file of the checkpoint; `look` is how many steps go by before
-        the host looks at the losses, and tells."""
+        the host looks at the losses, and tells; `rounding` is how weights are stored in the end."""
         if not options.batch_tokens and options.batch % processes.count:
             raise ValueError(f"--batch is {options.batch}: give a multiple of {processes.count}, one share a process")
         self.method, self.texts, self.options = method, texts, options
@@ -117,6 +119,7 @@ class Loop:
         self.standing = Standing()
         self.best_weights: dict[str, Tensor] = {}
         self.optimizers = optimizers(method, options.optimizer, self.device)
+        self.rounding = rounding or Rounding(method.module, 16)
         self.captured = self._captures()
         self._look_every = look or LOOK.get(self.device.type, 1)
         self._saved: int | None = None
@@ -185,7 +188,8 @@ class Loop:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["pace"]
-        names, means = self._gradients()
+        with self.rounding.applied():
+            names, means = self._gradients()
         norm = nn.utils.clip_grad_norm_(self.learning, CLIP)
         for optimizer in self.optimizers:
             optimizer.step()

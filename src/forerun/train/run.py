@@ -42,6 +42,7 @@ from forerun.train.methods.method import Method, Task
 from forerun.train.methods.side import SideMethod, SideOptions
 from forerun.train.processes import Processes
 from forerun.train.prompts import Prompt, emphasised, hold_back
+from forerun.train.rounding import Rounding
 from forerun.train.student import StudentShape, text_part
 from forerun.train.texts import Text
 
@@ -213,7 +214,10 @@ class Run:
         checkpoint: str = "checkpoint.pt",
     ) -> Standing:
         place = work / checkpoint
-        loop = Loop(method, texts, self.settings.loop, partial(self.measure, method), place, self.processes, tell)
+        stored = method.first if isinstance(method, BackboneMethod) else method  # the layers stay in 16 bits
+        rounding = Rounding(stored.module, self.settings.bits)
+        measure = partial(self.measure, method)
+        loop = Loop(method, texts, self.settings.loop, measure, place, self.processes, tell, rounding=rounding)
         if place.exists():
             loop.resume()
         # cuDNN's attention makes a plan for every shape it has not met, 90 ms each, and every batch has its own.

@@ -126,14 +126,24 @@ def reduced(tensors: Mapping[str, Tensor], bits: int = 8) -> dict[str, Tensor]:
         if tensor.dim() != 2 or not tensor.is_floating_point():
             small[name] = _half(tensor)
             continue
-        wide = tensor.detach().to("cpu", torch.float32)
-        rows, columns = wide.shape
-        own = bits if columns % {8: 1, 6: 4, 4: BLOCK}[bits] == 0 else 8
-        numbers, scale = _rounded(wide.view(rows, -1, BLOCK if columns % BLOCK == 0 else columns), LEVELS[own])
-        whole = numbers.to(torch.int8).view(rows, columns)
+        numbers, scale, own = _whole_numbers(tensor.detach().to("cpu", torch.float32), bits)
+        whole = numbers.to(torch.int8).view(tensor.shape)
         small[name] = _packed(whole) if own == 6 else _paired(whole) if own == 4 else whole
         small[name + SCALE] = scale
     return small
+
+
+def as_stored(matrix: Tensor, bits: int) -> Tensor:
+    """What is read again of a matrix in float32 that is stored in so few bits."""
+    numbers, scale, _ = _whole_numbers(matrix, bits)
+    return (numbers * scale.float()[:, :, None]).view(matrix.shape)
+
+
+def _whole_numbers(matrix: Tensor, bits: int) -> tuple[Tensor, Tensor, int]:
+    """Numbers [R, C, N] in blocks, the scales of these [R, C], and the bits: 8 where rows cannot be divided."""
+    rows, columns = matrix.shape
+    own = bits if columns % {8: 1, 6: 4, 4: BLOCK}[bits] == 0 else 8
+    return *_rounded(matrix.reshape(rows, -1, BLOCK if columns % BLOCK == 0 else columns), LEVELS[own]), own
 
 
 def _rounded(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:

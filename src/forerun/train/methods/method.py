@@ -85,10 +85,14 @@ def write_method(method: HeadMethod, out: Path, manifest: Mapping[str, Any], bit
 
 @torch.no_grad()
 def take_over(weights: Mapping[str, Tensor], other: HeadFolder) -> None:
-    """The weights of a drafter that was trained before. A stem that it lacks stays as it begins: it changes nothing."""
+    """The weights of a drafter that was trained before. Units of a stem that it lacks stay as they begin: they change
+    nothing."""
     for name, weight in weights.items():
-        if name == "d2t" or (name.startswith("stem.") and name not in other.tensors):
+        known = other.tensors.get(name)
+        if name == "d2t" or (name.startswith("stem.") and known is None):
             continue
+        if name.startswith("stem.") and known is not None:
+            weight = weight[tuple(slice(size) for size in known.shape)]
         weight.copy_(other.fitting(name, weight))
 
 
