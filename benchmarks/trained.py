@@ -4,7 +4,7 @@
 
 The drafters are those that come with Forerun, or with --drafters FOLDER those of its subfolders. At temperature 0 every
 text is compared with plain decoding's, at temperature 1 every seeded one. The file is written after each case; those of
-several runs side by side are joined with
+several runs side by side, of other cases or of other questions (--part 1/2 and 2/2), are joined with
 
     python -m benchmarks.trained --join PART PART … --out results/trained.json
 """
@@ -104,6 +104,7 @@ def main() -> None:
     )
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--limit", type=int, help="questions of each category")
+    parser.add_argument("--part", default="1/1", help="of the questions: 1/3 is the first of every three")
     parser.add_argument("--methods", help="only these, with commas between")
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument(
@@ -119,7 +120,8 @@ def main() -> None:
         return
     if args.questions is None:
         parser.error("give --questions")
-    questions = read_questions(args.questions, per_category=args.limit)
+    part, parts = map(int, args.part.split("/"))
+    questions = read_questions(args.questions, per_category=args.limit)[part - 1 :: parts]
     loaded = LoadedModel.load(args.model, dtype=args.dtype, device=args.device)
     wanted = None if args.methods is None else args.methods.split(",")
     labels = None if args.cases is None else args.cases.split(";")
@@ -155,15 +157,35 @@ def main() -> None:
 
 
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result of several, whose rows are in the order of the cases."""
-    made_with = [{**part["provenance"], "time": ""} for part in parts]
+    """One result of several, whose rows are in the order of the cases. Rows of one case and category are of different
+    questions, and are added up."""
+    made_with = [_made_with(part) for part in parts]
     if any(other != made_with[0] for other in made_with):
         raise SystemExit("the parts were not measured alike: join runs of one commit, machine and set of questions")
     order = [(case.label, case.temperature, case.seeded) for case in (*GREEDY, *SAMPLED)]
-    rows = [row for part in parts for row in part["rows"]]
+    together: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in (row for part in parts for row in part["rows"]):
+        key = (row["label"], row["temperature"], row["seeded"], row.get("category"))
+        together[key] = row if key not in together else _sum(together[key], row)
     places = {case: place for place, case in enumerate(order)}
-    rows.sort(key=lambda row: places.get((row["label"], row["temperature"], row["seeded"]), len(order)))
-    return {"provenance": {**parts[0]["provenance"], "joined": len(parts)}, "rows": rows}
+    rows = sorted(together.values(), key=lambda row: places.get((row["label"], row["temperature"], row["seeded"]), 99))
+    made = {**parts[0]["provenance"], "joined": len(parts)}
+    asked = max((row["questions"] for row in rows if "questions" in row), default=0)
+    return {"provenance": {**made, "arguments": {**made["arguments"], "questions": asked}}, "rows": rows}
+
+
+def _made_with(part: dict[str, Any]) -> dict[str, Any]:
+    made = part["provenance"]
+    return {**made, "time": "", "arguments": {**made["arguments"], "questions": 0}}
+
+
+def _sum(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    if "error" in row or "error" in other:
+        return row if "error" in row else other
+    counts = ("questions", "tokens", "passes")
+    both = row | {name: row[name] + other[name] for name in counts}
+    same = None if row["identical"] is None else row["identical"] + other["identical"]
+    return both | {"tokens_per_pass": both["tokens"] / both["passes"], "identical": same}
 
 
 def write(

@@ -206,7 +206,13 @@ class TrainOptions:
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Of answers, order and first weights.", rich_help_panel=LEARNING)] = 0
     bits: Annotated[
-        int, typer.Option(min=4, max=16, help="In which weights are stored, 16, 8, 6 or 4.", rich_help_panel=LEARNING)
+        int,
+        typer.Option(
+            min=4,
+            max=16,
+            help="In which weights are stored, 16, 8, 6 or 4; with fewer than 16 they also learn rounded.",
+            rich_help_panel=LEARNING,
+        ),
     ] = 16
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.", rich_help_panel=DATA)] = 256
     longest: Annotated[

@@ -42,6 +42,6 @@ class Rounding:
         whole = [w for w in weights if not w.shape[1] % BLOCK]
         if whole:
             rows = as_stored(torch.cat([w.reshape(-1, BLOCK) for w in whole]), self.bits)
-            parts = iter(rows.split([w.numel() // BLOCK for w in whole]))
+            parts = iter(torch.split(rows, [w.numel() // BLOCK for w in whole]))
             made |= {n: next(parts).view(w.shape) for n, w in enumerate(weights) if not w.shape[1] % BLOCK}
         return [made[number] for number in range(len(weights))]

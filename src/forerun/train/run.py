@@ -108,7 +108,7 @@ def _identity(draft: Transformer) -> str:
 
 def _earlier(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of the training that a drafter had before."""
-    told = ("began", "steps", "learning_seconds", "data", "tokens_per_pass", "options", "provenance")
+    told = ("began", "steps", "learning_seconds", "data", "tokens_per_pass", "options", "provenance", "alone")
     return {name: manifest[name] for name in told if name in manifest}
 
 

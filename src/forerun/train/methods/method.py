@@ -88,12 +88,11 @@ def take_over(weights: Mapping[str, Tensor], other: HeadFolder) -> None:
     """The weights of a drafter that was trained before. Units of a stem that it lacks stay as they begin: they change
     nothing."""
     for name, weight in weights.items():
-        known = other.tensors.get(name)
-        if name == "d2t" or (name.startswith("stem.") and known is None):
+        of_stem = name.startswith("stem.")
+        if name == "d2t" or (of_stem and name not in other.tensors):
             continue
-        if name.startswith("stem.") and known is not None:
-            weight = weight[tuple(slice(size) for size in known.shape)]
-        weight.copy_(other.fitting(name, weight))
+        units = weight[tuple(slice(size) for size in other.tensors[name].shape)] if of_stem else weight
+        units.copy_(other.fitting(name, units))
 
 
 def head_drafter(method: HeadMethod, setup: Setup, bits: int) -> Drafter:
