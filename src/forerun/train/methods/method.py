@@ -87,12 +87,21 @@ def write_method(method: HeadMethod, out: Path, manifest: Mapping[str, Any], bit
 def take_over(weights: Mapping[str, Tensor], other: HeadFolder) -> None:
     """The weights of a drafter that was trained before. Units of a stem that it lacks stay as they begin: they change
     nothing."""
+    units, own = (_stem_units(tensors) for tensors in (other.tensors, weights))
+    if units > own:
+        raise ValueError(f"--begin: {other.path} has a stem of {units} units: give --stem {units}, or more")
     for name, weight in weights.items():
         of_stem = name.startswith("stem.")
-        if name == "d2t" or (of_stem and name not in other.tensors):
+        if name == "d2t" or (of_stem and not units):
             continue
-        units = weight[tuple(slice(size) for size in other.tensors[name].shape)] if of_stem else weight
-        units.copy_(other.fitting(name, units))
+        known = weight[tuple(slice(size) for size in other.tensors[name].shape)] if of_stem else weight
+        known.copy_(other.fitting(name, known))
+
+
+def _stem_units(tensors: Mapping[str, Tensor]) -> int:
+    """Of Medusa's stem, which other methods do not have."""
+    bias = tensors.get("stem.inner.bias")
+    return 0 if bias is None else len(bias)
 
 
 def head_drafter(method: HeadMethod, setup: Setup, bits: int) -> Drafter:
