@@ -13,7 +13,7 @@ PARTS = (
 )
 DEVICE = tuple(f"device-8b-controller-{part}" for part in PARTS)
 """The later ones count."""
-CPU = tuple(f"controller-rounded-{batch}" for batch in (1, 8))
+CPU = tuple(f"controller-{batch}-{kind}" for batch in (1, 8, 32) for kind in ("heads", "sides", "texts", "others"))
 MACHINES = ("H200", "EPYC", "Xeon")
 ADAPTIVE, AGAIN = ", adaptive", "none, again"
 
