@@ -94,7 +94,7 @@ def take_over(weights: Mapping[str, Tensor], other: HeadFolder) -> None:
         of_stem = name.startswith("stem.")
         if name == "d2t" or (of_stem and not units):
             continue
-        known = weight[tuple(slice(size) for size in other.tensors[name].shape)] if of_stem else weight
+        known = weight[tuple(slice(size) for size in other.tensors.get(name, weight).shape)] if of_stem else weight
         known.copy_(other.fitting(name, known))
 
 
