@@ -275,7 +275,8 @@ def footnote(result: dict[str, Any]) -> str:
     p = result["provenance"]
     git = p["git"] or {}
     commit = git.get("commit", "unknown")[:9] + (" with changes" if git.get("dirty") else "")
-    processor = p["device"] if p["device"] != "cpu" else f"{p['cpu']}, {p['threads']} threads"
+    threads = f"{p['threads']} thread{'' if p['threads'] == 1 else 's'}"
+    processor = p["device"] if p["device"] != "cpu" else f"{p['cpu']}, {threads}"
     stopped = "" if result.get("complete", True) else "; stopped before all was measured"
     return f"<sub>{processor}; torch {p['torch']}; commit {commit}; {p['time'][:10]}{stopped}</sub>"
 

@@ -168,7 +168,8 @@ def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
         key = (row["label"], row["temperature"], row["seeded"], row.get("category"))
         together[key] = row if key not in together else _sum(together[key], row)
     places = {case: place for place, case in enumerate(order)}
-    rows = sorted(together.values(), key=lambda row: places.get((row["label"], row["temperature"], row["seeded"]), 99))
+    rows = list(together.values())
+    rows.sort(key=lambda row: places.get((row["label"], row["temperature"], row["seeded"]), len(order)))
     made = {**parts[0]["provenance"], "joined": len(parts)}
     asked = max((row["questions"] for row in rows if "questions" in row), default=0)
     return {"provenance": {**made, "arguments": {**made["arguments"], "questions": asked}}, "rows": rows}

@@ -14,7 +14,7 @@ from statistics import mean
 import torch
 
 from forerun.train.answers import Talk, converse
-from forerun.train.loop import TENTHS, Loop
+from forerun.train.loop import TENTHS, Loop, News
 from forerun.train.methods.method import Method
 from forerun.train.rounding import Rounding
 from forerun.train.run import Run
@@ -123,12 +123,15 @@ def _learning(run: Run, method: Method, texts: list[Text]) -> _Trial:
         measured.append(time.perf_counter() - start)
         return value
 
+    def tell(news: News) -> None:
+        told.append(time.perf_counter())
+
     with tempfile.TemporaryDirectory() as folder:
         options = replace(run.settings.loop, steps=STEPS, every=STEPS, time_limit=None)
         place = Path(folder) / "checkpoint.pt"
         rounding = Rounding(method.module, run.settings.bits)
-        tell = lambda _: told.append(time.perf_counter())  # noqa: E731
-        Loop(method, texts, options, measure, place, run.processes, tell, look=1, rounding=rounding).run()
+        loop = Loop(method, texts, options, measure, place, run.processes, tell, look=1, rounding=rounding)
+        loop.run()
     learns = sum(weight.numel() for weight in method.module.parameters() if weight.requires_grad)
     return _Trial(mean(later - earlier for earlier, later in pairwise(told)), measured[-1], learns)
 
